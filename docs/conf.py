@@ -1,7 +1,7 @@
 """The documentation site: `sphinx-build docs site`, then open `site/index.html`.
 
-It needs no network, neither to build nor to read: formulas are MathML, notebooks are shown with
-their committed outputs, and fonts are the reader's own.
+It needs no network, neither to build nor to read: formulas are MathML with a font of their own
+in `_static`, and notebooks are shown with their committed outputs.
 """
 
 import sys
@@ -24,7 +24,21 @@ extensions = [
     "repository",
     "short_cells",
 ]
-exclude_patterns = ["extensions", "_build"]
+# A table that a page includes is no page of its own.
+INCLUDED = (
+    "tables/advantages.md",
+    "tables/algorithms.md",
+    "tables/cost.md",
+    "tables/gpus.md",
+    "tables/many-gpus.md",
+    "tables/memory-count.md",
+    "tables/plan.md",
+    "tables/precision.md",
+    "tables/python.md",
+    "tables/theory.md",
+    "tables/versions.md",
+)
+exclude_patterns = ["extensions", "_build", *INCLUDED]
 templates_path = []
 
 myst_enable_extensions = ["dollarmath"]

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from research.benchmark.design import SFT
+from research.benchmark.records import SFT
 from research.benchmark.report import level
 from research.data import DATA
 from research.frontier.records import START, by_unit
 from sage_unsloth.evaluation.metrics import pass_at_k, powers_of_two
-from sage_unsloth.figures import COLOURS, write_table
+from sage_unsloth.figures import line_styles, write_table
 from sage_unsloth.runs.files import read_json
 
 FOLDER = DATA / "results" / "frontier" / "arithmetic" / "fresh"
 PICTURE = FOLDER.parents[1] / "crossing.png"
-# (algorithm, setting, strength) of a run -> label, colour, shift of the label in points
+# (algorithm, setting, strength) of a run -> label, shift of the label in points
 LINES = {
-    ("sft", "", None): ("SFT, before RL", COLOURS[0], 5),
-    ("grpo", "beta", 0.05): ("GRPO", COLOURS[3], -11),
-    ("maxrl", "rehearsal_coef", 0.3): ("MaxRL + rehearsal", COLOURS[2], -8),
+    ("sft", "", None): ("SFT, before RL", 5),
+    ("grpo", "beta", 0.05): ("GRPO", -11),
+    ("maxrl", "rehearsal_coef", 0.3): ("MaxRL + rehearsal", -8),
 }
 
 
@@ -55,7 +55,9 @@ def draw(path: Path = PICTURE) -> None:
     rows = curves()
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     axis = figure.subplots()
-    for label, colour, shift in LINES.values():
+    styles = line_styles(label for label, _ in LINES.values())
+    for label, shift in LINES.values():
+        colour = styles[label]["color"]
         line = [row for row in rows if row["line"] == label]
         x, y = [row["k"] for row in line], [row["mean"] for row in line]
         axis.plot(x, y, color=colour, marker="o", markersize=4, linewidth=2)

@@ -2,8 +2,8 @@
 
     python -m research.redraw data/results/benchmark/arithmetic data/results/frontier/*/fresh
 
-A folder is that of a benchmark or of a frontier, with its `records.json`. The repository has the
-figures that stand on a page; this draws all of them.
+A folder is that of a benchmark or of a frontier, with its `records.json`, or `docs/pictures`. The
+repository has the figures that stand on a page; this draws all of them.
 """
 
 import argparse
@@ -19,6 +19,11 @@ def redraw(folder: Path) -> None:
     Raises:
         ValueError: the folder has no `records.json`.
     """
+    if folder.name == "pictures":
+        from research.method_pictures import draw as draw_pictures
+
+        draw_pictures(folder)
+        return
     records = folder / "records.json"
     if not records.is_file():
         raise ValueError(f"a folder of results must hold records.json; {folder} holds none")
@@ -30,10 +35,9 @@ def redraw(folder: Path) -> None:
         draw(make_report(data), folder)
         return
     from research.benchmark.figures import draw as draw_benchmark
-    from research.benchmark.records import Records
     from research.benchmark.report import make_report as make_benchmark_report
 
-    draw_benchmark(make_benchmark_report(data), Records(data), folder)
+    draw_benchmark(make_benchmark_report(data), folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

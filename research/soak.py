@@ -36,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sage_unsloth.figures import COLOURS, new_figure, write_table
+from sage_unsloth.figures import line_styles, new_figure, write_table
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import append_jsonl, write_json
 from sage_unsloth.training.stage import METRICS
@@ -257,9 +257,15 @@ def draw(rows: Sequence[Mapping], path: Path) -> None:
     steps = [row["step"] for row in rows]
     for axis, (title, names) in zip(axes, panels.items(), strict=True):
         memory = "rss" in names
-        for number, name in enumerate(names):
+        styles = line_styles(names)
+        for name in names:
             start = rows[len(rows) // 10][name] if memory else 0.0
-            axis.plot(steps, [row[name] - start for row in rows], color=COLOURS[number], label=name)
+            axis.plot(
+                steps,
+                [row[name] - start for row in rows],
+                color=styles[name]["color"],
+                label=name,
+            )
         axis.set(title=title, xlabel="optimizer step", ylim=(-20, 20) if memory else (0, None))
         axis.legend(frameon=False, fontsize=8)
     note = (

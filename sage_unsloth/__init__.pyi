@@ -5,7 +5,6 @@ from .front import compare as compare
 from .front import evaluate as evaluate
 from .front import grpo_config as grpo_config
 from .front import load_dataset as load_dataset
-from .front import plan_for_card as plan_for_card
 from .front import preview as preview
 from .front import record_run as record_run
 from .front import rewards as rewards
@@ -37,6 +36,7 @@ from .problems import load_benchmark as load_benchmark
 from .sampling import choose_rollouts as choose_rollouts
 from .trainers import ContractError as ContractError
 from .trainers import load_unsloth as load_unsloth
+from .training import plan_for_card as plan_for_card
 
 __version__: str
 __all__ = [

@@ -63,7 +63,7 @@ COMMANDS = (
 
 WITH_CONFIG = ("sft", "train")
 """Commands whose options a file may hold."""
-IN_A_CLONE = ("benchmark", "cost", "frontier")
+IN_A_CLONE = ("cost",)
 """Commands of `research/`, which is not installed."""
 
 

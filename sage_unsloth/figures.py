@@ -1,9 +1,11 @@
 """Figures, each drawn from a table that is saved as a CSV beside it, and tables for a terminal.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; line styles differ too.
+Colours are Okabe and Ito's, told apart by colour-blind readers; markers and lines differ too.
 """
 
 import csv
+import itertools
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +19,54 @@ from sage_unsloth.runs.text import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-STYLES = (":", "--", "-", "-.", "-", "--", "-.")
+BLACK, ORANGE, BLUE, VERMILION = "#000000", "#E69F00", "#0072B2", "#D55E00"
+GREEN, PINK, SKY = "#009E73", "#CC79A7", "#56B4E9"
+COLOURS = (BLACK, ORANGE, BLUE, VERMILION, GREEN, PINK, SKY)
 MARKERS = ("x", "s", "o", "^", "D", "v", "P")
+DASHES = (":", "--", "-", "-.", "-", "--", "-.")
+LINES = {
+    "sft": (BLACK, "x", ":"),
+    "grpo": (VERMILION, "s", "--"),
+    "grpo-no-kl": (VERMILION, "^", ":"),
+    "grpo-forward-kl": (VERMILION, "v", "-."),
+    "grpo-forward-kl-naive": (VERMILION, "<", "-."),
+    "grpo-reverse-kl": (VERMILION, ">", "-."),
+    "grpo-kl-in-reward": (VERMILION, "D", "--"),
+    "grpo-exact": (VERMILION, "P", "-"),
+    "grpo-entropy": (VERMILION, "h", "-"),
+    "sage-branch": (BLUE, "o", "-"),
+    "sage-branch-reference": (BLUE, "s", "--"),
+    "sage-branch-adaptive": (BLUE, "^", "-."),
+    "sage-branch-exact": (BLUE, "P", ":"),
+    "sage-teacher": (BLUE, "*", "-"),
+    "sage-token": (SKY, "D", "-."),
+    "sage-token-causal": (SKY, "s", "--"),
+    "sage-token-exact": (SKY, "P", ":"),
+    "sage-random": (PINK, "v", "--"),
+    "bnpo": (ORANGE, "s", "--"),
+    "bnpo-no-kl": (ORANGE, "^", ":"),
+    "bnpo-sage-branch": (ORANGE, "o", "-"),
+    "dapo": (ORANGE, "D", "-."),
+    "dapo-no-kl": (ORANGE, "v", ":"),
+    "dapo-sage-branch": (ORANGE, "P", "-"),
+    "maxrl": (GREEN, "o", "-"),
+    "nsr": (GREEN, "s", "--"),
+    "w-reinforce": (GREEN, "^", "-."),
+    "pkpo": (GREEN, "D", "--"),
+    "maxpo": (GREEN, "v", ":"),
+    "pass-at-k": (GREEN, "P", "-."),
+    "rs-grpo": (GREEN, "<", ":"),
+    "unlikeliness": (GREEN, ">", "--"),
+    "f-grpo": (GREEN, "h", "-"),
+    "ucpo": (GREEN, "*", "--"),
+    "clip-cov": (PINK, "o", "-"),
+    "dph-rl": (PINK, "s", "-."),
+    "grpo-sft": (PINK, "D", ":"),
+}
+"""A model or an algorithm -> colour, marker, line, the same in every figure. A family has a
+colour."""
+SPARE = [*zip(COLOURS, MARKERS, DASHES, strict=True), *itertools.product(COLOURS, "o^sDvP", "-:")]
+"""What any other name gets, the next one that its figure does not have."""
 GAP = 2  # between the columns of a table
 COLUMNS = 80  # of a table where no terminal says how wide it is, such as a log file
 SHORT = 12  # characters of a cell that is not broken, such as "first 10"
@@ -66,13 +113,32 @@ def leaves_out_0(result: Mapping[str, float]) -> bool:
     return result["low"] > 0 or result["high"] < 0
 
 
-def curve_style(number: int) -> dict[str, Any]:
-    """Colour, line style and marker of the curve with this number."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": STYLES[number % len(STYLES)],
-        "marker": MARKERS[number % len(MARKERS)],
-    }
+def line_styles(names: Iterable[str], first: int = 0) -> dict[str, dict[str, Any]]:
+    """Colour, marker and line of each name in a figure, as matplotlib takes them.
+
+    A name's first word is looked up in `LINES`: "GRPO", "sage-branch beta=0.1", "maxrl - grpo" (a
+    difference, drawn as its first part). A second line of one word has its colour alone; names that
+    are not in the table get the first of `SPARE` that are free.
+
+    Args:
+        names: in the order in which they are drawn.
+        first: how many of `SPARE` are passed over, those of names that the figure does not show.
+    """
+    words = {name: re.split(r"[ ,]", name.casefold(), maxsplit=1)[0] for name in names}
+    known = {LINES[word] for word in words.values() if word in LINES}
+    spare = iter([look for look in SPARE if look not in known][first:] + SPARE * len(words))
+    result, drawn = {}, set()
+    for place, (name, word) in enumerate(words.items()):
+        if word not in LINES:
+            look = next(spare)
+        elif (look := LINES[word]) in drawn:
+            others = ((look[0], *other) for other in itertools.product(MARKERS, ("-", ":", "--")))
+            look = next(other for other in others if other not in drawn)
+        drawn.add(look)
+        result[name] = dict(zip(("color", "marker", "linestyle"), look, strict=True))
+        # A broken line lies over the solid one that it coincides with.
+        result[name]["zorder"] = 2 + 1 / (1 + place)
+    return result
 
 
 def save_figure(

@@ -38,7 +38,7 @@ from sage_unsloth.runs.files import append_jsonl, read_jsonl, write_json
 from sage_unsloth.runs.record import environment
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-SAVE_STEPS = {"sft": 1, "train": 2, "quickstart": 1, "benchmark": 2}  # of the commands below
+SAVE_STEPS = {"sft": 1, "train": 2, "quickstart": 1, "study": 1}  # of the commands below
 PATIENCE = 900.0  # seconds for a process to end after SIGTERM or SIGINT, on a busy machine
 LATER = (
     "environment",
@@ -91,17 +91,15 @@ def arguments(command: str, place: Path) -> list[str]:
             "32",
         ],
         "quickstart": ["quickstart", "--smoke"],
-        "benchmark": [
-            "benchmark",
+        "study": [
+            "study",
+            "--task",
+            "arithmetic",
             "--smoke",
-            "--algorithms",
-            "grpo",
-            "sage-branch",
+            "--methods",
+            "grpo=0.05",
+            "sage-branch=0.05",
             "--seeds",
-            "1",
-            "--grid-seeds",
-            "0",
-            "--workers",
             "1",
         ],
     }[command]
@@ -116,9 +114,7 @@ class Process:
     def __init__(self, words: list[str], log: Path, fresh: bool) -> None:
         with log.open("ab") as file:
             if fresh:
-                benchmark = words[0] == "benchmark"  # it is not installed
-                line = ["research.benchmark", *words[1:]] if benchmark else ["sage_unsloth", *words]
-                command = [sys.executable, "-m", *line]
+                command = [sys.executable, "-m", "sage_unsloth", *words]
                 self.child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -148,7 +144,7 @@ class Process:
         return self.returncode
 
     def processor_seconds(self) -> float:
-        """Of the process and its children, of which some work for it (`benchmark`)."""
+        """Of the process and its children, of which some work for it (`study`)."""
         try:
             times = self.process.cpu_times()
             used = times.user + times.system + times.children_user + times.children_system
@@ -163,7 +159,6 @@ class Process:
 
 
 def _fork(words: list[str], log: int) -> int:
-    from research.benchmark.command import main as benchmark
     from sage_unsloth.__main__ import main
 
     sys.stdout.flush()
@@ -182,7 +177,7 @@ def _fork(words: list[str], log: int) -> int:
         os.dup2(log, 2)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 (for the life of the process)
         sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
-        code = benchmark(words[1:]) if words[0] == "benchmark" else main(words)
+        code = main(words)
     except SystemExit as error:
         code = error.code
     except KeyboardInterrupt:
@@ -484,7 +479,7 @@ def main() -> int:
         "--each", type=int, default=4, help="moments of one life, at most (default: %(default)s)"
     )
     parser.add_argument(
-        "--commands", nargs="+", default=["sft", "train", "evaluate", "benchmark", "quickstart"]
+        "--commands", nargs="+", default=["sft", "train", "evaluate", "study", "quickstart"]
     )
     parser.add_argument(
         "--fresh",

@@ -3,13 +3,18 @@ in figures.
 """
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 
 from sage_unsloth.figures import (
+    COLOURS,
     COLUMNS,
+    LINES,
     error_bars,
     leaves_out_0,
+    line_styles,
     show_table,
     table_html,
     table_text,
@@ -101,3 +106,45 @@ def test_an_interval_that_holds_0(ends):
 @pytest.mark.parametrize("ends", [(1, 2), (-2, -1)])
 def test_an_interval_that_leaves_out_0(ends):
     assert leaves_out_0(dict(zip(("low", "high"), ends, strict=True)))
+
+
+# --- The table of lines ---------------------------------------------------------------------------
+
+
+def test_every_algorithm_has_a_line_of_its_own():
+    from sage_unsloth.training import ALGORITHMS
+
+    assert {*ALGORITHMS, "sft"} == set(LINES)
+    assert len(set(LINES.values())) == len(LINES)
+    assert {colour for colour, _, _ in LINES.values()} <= set(COLOURS)
+
+
+def test_a_name_looks_the_same_in_every_figure():
+    first = line_styles(["SFT", "GRPO", "SAGE-Branch"])
+    second = line_styles(["mine", "sage-branch beta=0.1", "sage-branch beta=0.2", "grpo - sft"])
+    for one, other in (("SAGE-Branch", "sage-branch beta=0.1"), ("GRPO", "grpo - sft")):
+        keys = ("color", "marker", "linestyle")
+        assert [first[one][key] for key in keys] == [second[other][key] for key in keys]
+    looks = {(style["marker"], style["linestyle"], style["color"]) for style in second.values()}
+    assert len(looks) == 4
+    assert second["sage-branch beta=0.2"]["color"] == first["SAGE-Branch"]["color"]
+
+
+def test_names_that_the_table_lacks_keep_their_line_from_levels_to_differences():
+    names = [f"model-{number}" for number in range(60)]
+    levels = line_styles(names)
+    assert len({tuple(list(style.values())[:3]) for style in levels.values()}) > 40
+    pairs = line_styles([f"{name} - {names[0]}" for name in names[1:]], first=1)
+    assert pairs["model-3 - model-0"]["color"] == levels["model-3"]["color"]
+
+
+@pytest.mark.parametrize("room", ["sage_unsloth", "research"])
+def test_no_other_module_has_a_table_of_colours(room):
+    greys = {"#888888", "#555555", "#333333", "#bbbbbb"}
+    root = Path(__file__).parents[1] / room
+    for file in root.rglob("*.py"):
+        text = file.read_text()
+        if file.name == "figures.py" and file.parent.name == "sage_unsloth":
+            continue
+        assert set(re.findall(r'"(#[0-9A-Fa-f]{6})"', text)) <= greys, file
+        assert "prop_cycle" not in text and "COLOURS[" not in text, file

@@ -51,7 +51,7 @@ LIGHT = [
     "planning.command",
     "trainers.trainer_names",
 ]
-LIGHT_RESEARCH = ["benchmark.command", "cost.command", "cost.report", "frontier.command"]
+LIGHT_RESEARCH = ["cost.command", "cost.report"]
 FOLDERS = sorted(
     ".".join(("sage_unsloth", *file.parent.relative_to(PACKAGE).parts))
     for file in PACKAGE.rglob("__init__.py")

@@ -168,10 +168,8 @@ def parsers():
 
 def numbers_in_help():
     """Where the numbers in help texts come from."""
-    from research.benchmark.tasks import TASKS, get_task
     from research.cost.sizes import LARGE, SMALL
-    from research.frontier import design
-    from sage_unsloth.planning.presets import CARDS, PAPER_BETA
+    from sage_unsloth.planning.presets import CARDS
     from sage_unsloth.problems.corpora import RL_ROWS
     from sage_unsloth.sampling.engines import BATCH_SIZES
 
@@ -182,10 +180,6 @@ def numbers_in_help():
         ("evaluate", "top_p"): {1},  # all of it
         ("evaluate", "load_in_4bit"): {4, 16},  # bits, and GiB of a card
         ("plan", "memory"): {int(name) for name in CARDS},
-        ("benchmark", "seeds"): {get_task(name).num_seeds for name in TASKS},
-        ("benchmark", "beta"): {PAPER_BETA},
-        ("frontier", "seeds"): {design.NUM_SEEDS},
-        ("frontier", "first_seed"): {design.seeds(name, 1)[0] for name in design.PROBLEMS},
         ("cost", "small"): {SMALL.hidden, SMALL.length},
         ("cost", "hidden"): {LARGE.hidden},
         ("cost", "length"): {LARGE.length},
@@ -213,11 +207,11 @@ def test_numbers_in_help_texts_are_those_of_the_code():
     ("command", "function"), [("sft", "run_sft"), ("train", "run_rlvr"), ("export", "export")]
 )
 def test_defaults_of_options_are_those_of_the_functions(command, function):
+    from sage_unsloth import training
     from sage_unsloth.export import exporter
-    from sage_unsloth.training import recipes
 
     parameters = inspect.signature(
-        getattr(recipes if hasattr(recipes, function) else exporter, function)
+        getattr(training if command in ("sft", "train") else exporter, function)
     ).parameters
     shared = {name: option for name, option in options_of(command).items() if name in parameters}
     shared = {

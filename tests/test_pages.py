@@ -9,10 +9,14 @@ import shlex
 import subprocess
 import sys
 import zlib
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlencode
 
 import pytest
+from fontTools.ttLib import TTFont
 
 import sage_unsloth
 from sage_unsloth.__main__ import IN_A_CLONE, make_parser
@@ -128,6 +132,42 @@ def test_the_site_has_every_public_name(site):
     listed = (site / "api" / "root.html").read_text()
     missing = [name for name in sage_unsloth.__all__ if f">{name}</span>" not in listed]
     assert missing == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("own questions", "own_data.html"),
+        ("out of memory", "troubleshooting.html"),
+        ("resume", "train.html"),
+        ("T4", "hosted.html"),
+    ],
+)
+def test_search_leads_to_the_page_that_answers(site, browse, words, page):
+    """In the first three hits of the site's own search, in a browser."""
+    address = f"{(site / 'search.html').as_uri()}?{urlencode({'q': words})}"
+    dom, _ = browse(
+        SimpleNamespace(as_uri=lambda: address), "--dump-dom", "--virtual-time-budget=9000"
+    )
+    results = dom.partition('class="search">')[2]
+    hits = re.findall(r'<li[^>]*><a href="([^"?#]+)', results)
+    assert page in hits[:3], hits[:6]
+
+
+@pytest.mark.long
+def test_the_sites_font_has_every_character_of_its_formulas(site):
+    (font,) = site.rglob("math.woff")
+    assert {"MATH", "cmap"} <= set((shipped := TTFont(font)).keys())
+    text = "".join(
+        unescape(re.sub(r"<[^>]+>", "", formula))
+        for page in site.rglob("*.html")
+        for formula in re.findall(r"<math.*?</math>", page.read_text(), re.DOTALL)
+    )
+    invisible = {"\u2061", "\n", "\u2009"}
+    assert "‖" in text
+    assert {letter for letter in text if ord(letter) not in shipped.getBestCmap()} <= invisible
+    assert not re.search("<mo>[‖|]</mo>", (site / "method.html").read_text()), "bars that stretch"
 
 
 class Sources(HTMLParser):

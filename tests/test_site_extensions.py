@@ -47,8 +47,19 @@ def test_a_signature_names_the_default_prompt(extension):
     from sage_unsloth.prompts import PROJECT_PROMPT
 
     given = f"(prompt: PromptFormat = {PROJECT_PROMPT!r}, seed: int = 1)"
-    found, _ = extension("docstrings").shorten_defaults(None, "class", "", None, None, given, None)
+    found, _ = extension("docstrings").shorten_signature(None, "class", "", None, None, given, None)
     assert found == "(prompt: PromptFormat = PROJECT_PROMPT, seed: int = 1)"
+
+
+def test_a_long_signature_stands_below_the_text(extension):
+    docstrings = extension("docstrings")
+    signature = "(" + ", ".join(f"parameter_{number}: int = {number}" for number in range(9)) + ")"
+    shown = docstrings.shorten_signature(None, "function", "f", None, None, signature, "int")
+    assert shown == ("(…)", None)
+    lines = ["What it does."]
+    docstrings.add_signature(None, "function", "f", None, None, lines)
+    assert lines[0] == "What it does." and " ".join(map(str.strip, lines)).endswith("= 8) -> int ")
+    assert max(map(len, lines)) <= 92
 
 
 @pytest.mark.parametrize(

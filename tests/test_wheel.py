@@ -92,4 +92,4 @@ def test_train_and_evaluate_run(run):
 
 
 def test_what_runs_from_a_clone_says_so(run):
-    assert "run it from a clone: python -m research.frontier" in run("frontier", code=2)
+    assert "run it from a clone: python -m research.cost" in run("cost", code=2)

@@ -5,12 +5,16 @@ Outside backticks, what reStructuredText would read as markup stands for itself 
 """
 
 import re
+import textwrap
 from typing import Any
 
 from sphinx.application import Sphinx
 
 MARKUP = r"(?P<emphasis>(?<!\S)\*\w+\*(?!\w))|\*|\||(?<=\w)_(?!\w)"
 """What reStructuredText would read as markup; an emphasised word is meant."""
+SIGNATURE_LENGTH = 160
+LONG_SIGNATURES: dict[str, str] = {}
+"""Signatures that stand below the text of their object, by its name."""
 
 
 def as_restructured_text(lines: list[str]) -> list[str]:
@@ -55,6 +59,15 @@ def process(app: Sphinx, what: str, name: str, of: Any, options: Any, lines: lis
     lines[:] = as_restructured_text(lines)
 
 
+def add_signature(
+    app: Sphinx, what: str, name: str, of: Any, options: Any, lines: list[str]
+) -> None:
+    if signature := LONG_SIGNATURES.get(name):
+        wrapped = textwrap.wrap(signature, 88, break_long_words=False, break_on_hyphens=False)
+        lines += ["", "The parameters with their types and defaults::", ""]
+        lines += [f"    {line}" for line in wrapped] + [""]
+
+
 def join_names(app: Sphinx, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
     """Attributes that share a line, `epsilon, epsilon_high`: Sphinx takes a word before a space for
     a type.
@@ -65,14 +78,18 @@ def join_names(app: Sphinx, what: str, name: str, of: Any, options: Any, lines: 
             lines[number] = f":ivar {names}:{line[found.end() :]}"
 
 
-def shorten_defaults(
+def shorten_signature(
     app: Sphinx, what: str, name: str, of: Any, options: Any, signature: str | None, returns: Any
 ) -> tuple[str | None, Any]:
-    """The default prompt by its name; its text is a paragraph."""
+    """The default prompt by its name; a long signature goes below the text that explains it."""
     if signature is not None:
         signature = re.sub(
             r"PromptFormat\(system=.*?solution=\([^)]*\)\)", "PROJECT_PROMPT", signature
         )
+        if len(signature) > SIGNATURE_LENGTH:
+            full = signature + (f" -> {returns}" if returns else "")
+            LONG_SIGNATURES[name] = re.sub(r"~(?:\w+\.)+", "", full)
+            return "(…)", None
     return signature, returns
 
 
@@ -80,5 +97,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     # Before napoleon (500), which turns sections into fields with markup of their own.
     app.connect("autodoc-process-docstring", process, priority=400)
     app.connect("autodoc-process-docstring", join_names, priority=600)
-    app.connect("autodoc-process-signature", shorten_defaults)
+    app.connect("autodoc-process-docstring", add_signature, priority=700)
+    app.connect("autodoc-process-signature", shorten_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,5 +1,6 @@
-"""Formulas as MathML, by docutils' own converter: no script, no font and no network is needed."""
+"""Formulas as MathML, by docutils' own converter: no script and no network is needed."""
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -15,12 +16,14 @@ def formula(node: nodes.math | nodes.math_block, *, as_block: bool) -> str:
         ValueError: the converter does not know a command of it.
     """
     try:
-        return tex2mathml(node.astext().strip(), as_block=as_block)
+        mathml = tex2mathml(node.astext().strip(), as_block=as_block)
     except MathError as error:
         raise ValueError(
             f"a formula must use LaTeX that docutils converts to MathML; {error} in "
             f"{node.astext()!r}"
         ) from error
+    # A bar between two terms would grow with the tallest bracket of its line.
+    return re.sub(r"<mo>([‖∥∣|])</mo>", r'<mo stretchy="false">\1</mo>', mathml)
 
 
 def visit_inline(translator: Any, node: nodes.math) -> None:

@@ -1,3 +1,3 @@
-"""Every algorithm over training seeds, and a verdict on each claim of the paper."""
+"""The committed benchmark: every algorithm over training seeds, and the paper's claims."""
 
 __all__ = []

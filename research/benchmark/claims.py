@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from research.benchmark.design import SFT
-from research.benchmark.records import Records
+from research.benchmark.records import SFT, Records
 from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.verdicts import verdict
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from research.benchmark.claims import CLAIMS, judge
-from research.benchmark.design import BASELINE, SFT
-from research.benchmark.records import SERIES, Records
-from sage_unsloth.objective.guides import BranchGuide
+from research.benchmark.records import BASELINE, SFT, Records
 from sage_unsloth.study.crossed import components, crossed_interval
+from sage_unsloth.study.plan import SERIES
 
 # Differences that are reported beside those to grpo and to SFT.
 PAIRS = (
@@ -72,7 +71,6 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         ),
         "behaviour": _behaviour(records),
         "training": _training(records),
-        "grid": _grid(records),
         "components": _components(records, pairs),
     }
 
@@ -121,36 +119,6 @@ def _training(records: Records) -> dict[str, Any]:
             if len(results) == len(thirds):
                 result.setdefault(name, {})[column] = results
     return result
-
-
-def _grid(records: Records) -> dict[str, Any] | None:
-    """Each cell of threshold × ratio minus grpo with the same seeds.
-
-    The default cell is the run `sage-branch`.
-    """
-    if not records.cells:
-        return None
-    seeds = sorted(
-        set.intersection(*(set(cell) for cell in records.cells.values())) & set(records.seeds)
-    )
-    if not seeds:
-        return None
-    cells = {key: [cell[seed] for seed in seeds] for key, cell in records.cells.items()}
-    if "sage-branch" in records.algorithms:
-        default = BranchGuide()
-        cells[default.threshold, default.ratio] = [
-            records.runs["sage-branch", seed] for seed in seeds
-        ]
-    plain = [records.runs[BASELINE, seed] for seed in seeds]
-    ks = [k for k in records.ks("test") if k in (1, 16)] or records.ks("test")[:1]
-    rows = []
-    for (threshold, ratio), runs in sorted(cells.items()):
-        row: dict[str, Any] = {"threshold": threshold, "ratio": ratio}
-        for k in ks:
-            difference = records.pass_at_k(runs, "test", k) - records.pass_at_k(plain, "test", k)
-            row[f"pass@{k}"] = interval(difference)
-        rows.append(row)
-    return {"seeds": seeds, "ks": ks, "cells": rows}
 
 
 def _components(records: Records, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:

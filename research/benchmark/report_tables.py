@@ -95,17 +95,3 @@ def routes_table(report: Mapping[str, Any]) -> list[list[str]]:
         [name, cell(row["rare way"]), cell(row["solutions by the rare way"])]
         for name, row in report["behaviour"].items()
     ]
-
-
-def grid_table(report: Mapping[str, Any]) -> list[list[str]]:
-    grid = report["grid"]
-    if grid is None:
-        return []
-    return [["threshold", "ratio", *(f"pass@{k} − grpo" for k in grid["ks"])]] + [
-        [
-            f"{row['threshold']:g}",
-            f"{row['ratio']:g}",
-            *(cell(row[f"pass@{k}"], sign=True) for k in grid["ks"]),
-        ]
-        for row in grid["cells"]
-    ]

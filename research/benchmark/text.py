@@ -1,25 +1,18 @@
-"""A benchmark's report as text: `report.md`, the terminal's summary, a page of results."""
+"""A benchmark's report as text: `report.md`, and a table of the documentation."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from research.benchmark.design import BASELINE, SFT, BenchmarkConfig
+from research.benchmark.records import BASELINE, SFT
 from research.benchmark.report_tables import (
-    FIGURES,
     cell,
     claims_table,
     difference_table,
-    grid_table,
     level_table,
     markdown_table,
     routes_table,
     training_table,
 )
-from research.benchmark.tasks import Task
-from research.data import DATA
-from sage_unsloth.figures import table_text
 from sage_unsloth.study.crossed import Components, detectable_difference
 from sage_unsloth.study.verdicts import MATTERS
 from sage_unsloth.training.algorithms import ALGORITHMS
@@ -65,35 +58,6 @@ def seen_lines(report: Mapping[str, Any]) -> list[str]:
     return [f"{pair}: {_detectable(by_k, *sizes)}" for pair, by_k in report["components"].items()]
 
 
-def results_folder(task: str) -> Path:
-    """The repository's folder of a task's results; its pilot's report is in `pilot/`."""
-    return DATA / "results" / "benchmark" / task
-
-
-def pilot_report(folder: Path, seeds: Sequence[int], *, smoke: bool) -> dict[str, Any] | str:
-    """The report of a pilot, from which power is computed; or the line that says why it is not."""
-    if len(seeds) < 2:
-        return "  Power: unknown, since one seed shows no difference between methods"
-    if smoke or not (folder / "report.json").is_file():
-        return "  Power: unknown, since there was no pilot of this task at this size"
-    return json.loads((folder / "report.json").read_text())
-
-
-def power_lines(config: BenchmarkConfig, task: Task) -> list[str]:
-    """The differences that the design can find, by the variances of a pilot with other seeds."""
-    report = pilot_report(results_folder(task.name) / "pilot", config.seeds, smoke=config.smoke)
-    if isinstance(report, str):
-        return [report]
-    problems = len(task.sets["test"].rows)
-    lines = [
-        f"  Power, from a pilot with {len(report['seeds'])} other seeds: a true difference that "
-        f"{len(config.seeds)} seeds x {problems} problems find 4 times in 5 (95 % intervals):"
-    ]
-    for pair, by_k in report["components"].items():
-        lines.append(f"    {pair}: {_detectable(by_k, len(config.seeds), problems)}")
-    return lines
-
-
 def _detectable(by_k: Mapping[str, Mapping[str, float]], seeds: int, problems: int) -> str:
     """`pass@1 .013, pass@16 .021`, of the variance components of each."""
     return ", ".join(
@@ -117,16 +81,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "Means over seeds of the thirds of training; does a higher reward come with a higher "
         "pass@k (Fig. 2)?",
         markdown_table(training_table(report)),
-        f"{FIGURES}: `training.png`, `reward_and_test.png`.",
     ]
-    if grid := grid_table(report):
-        parts += [
-            "## Threshold × ratio of the Branch guide",
-            f"{len(report['grid']['seeds'])} seeds a cell (Table 6). Of nine cells the best one "
-            "is also the luckiest.",
-            markdown_table(grid),
-            f"{FIGURES}: `grid.png`.",
-        ]
     if seen := seen_lines(report):
         parts += [
             "## Power",
@@ -201,21 +156,6 @@ def _vs_sft(pair: str) -> bool:
     return pair.endswith(f" - {SFT}")
 
 
-def summary(report: Mapping[str, Any]) -> str:
-    """For a terminal: levels, differences to grpo, verdicts."""
-    tables = [
-        level_table(report, "test"),
-        difference_table(report, "test", _vs_baseline),
-        [[row[0], row[2], row[3], row[4]] for row in claims_table(report)],
-    ]
-    texts = [
-        table_text([dict(zip(rows[0], row, strict=True)) for row in rows[1:]])
-        for rows in tables
-        if len(rows) > 1
-    ]
-    return "\n\n".join([conditions(report), *texts, intervals(report)])
-
-
 # --- the short report, for `docs/tables/` ---------------------------------------------------------
 
 
@@ -258,7 +198,7 @@ def readme_section(report: Mapping[str, Any], folder: str) -> str:
             markdown_table(rows),
             *(judged if len(report["seeds"]) > 1 else []),
             f"![differences to grpo]({folder}/differences.png)",
-            "Curves, families, out-of-distribution sets, training, grid and power: "
+            "Curves, families, out-of-distribution sets, training and power: "
             f"[report]({folder}/report.md); every count: "
             f"[records.json]({folder}/records.json).",
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sage_unsloth.figures import COLOURS, new_figure, save_figure
+from sage_unsloth.figures import line_styles, new_figure, save_figure
 
 
 def plot_costs(rows: Sequence[Mapping], path: str | Path, note: str) -> Path:
@@ -18,13 +18,11 @@ def plot_costs(rows: Sequence[Mapping], path: str | Path, note: str) -> Path:
     figure, axes = new_figure(2)
     sizes = list(dict.fromkeys(_size_name(row) for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
-    width = 0.8 / len(variants)
+    width, styles = 0.8 / len(variants), line_styles(variants)
     for number, variant in enumerate(variants):
         chosen = [row for row in rows if row["variant"] == variant]
         places = [sizes.index(_size_name(row)) + number * width - 0.4 for row in chosen]
-        style = dict(
-            width=width * 0.9, color=COLOURS[number % len(COLOURS)], label=variant, align="edge"
-        )
+        style = dict(width=width * 0.9, color=styles[variant]["color"], label=variant, align="edge")
         medians = [row["median"] for row in chosen]
         spread = [
             [row["median"] - row["low"] for row in chosen],

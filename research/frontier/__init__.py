@@ -1,3 +1,3 @@
-"""pass@1 against pass@n: methods at several strengths over training seeds."""
+"""The committed frontiers: pass@1 against pass@k, methods at several strengths over seeds."""
 
 __all__: list[str] = []

@@ -8,271 +8,162 @@
     families    whose gain and whose loss it is
     registered  the claims that were written down before, after Holm
 
+Levels, differences, guessing, doses and families are those of a study's report on the same counts.
+
 Shapes: S seeds, P problems, U units.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from research.benchmark.design import SFT
-from research.frontier.design import BASELINE
-from research.frontier.dose import guide_pairs
-from research.frontier.guessing import blind_chances
-from research.frontier.records import FrontierRecords, by_unit
+from research.benchmark.records import SFT
+from research.frontier.records import BASELINE, as_study
 from research.frontier.registered import REGISTERED, judge_registered
-from sage_unsloth.evaluation.metrics import pass_at_k
-from sage_unsloth.objective.guides import Q_MAX, BranchGuide
+from sage_unsloth.objective.guides import Q_MAX
 from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
-from sage_unsloth.study.crossed import (
-    CrossedEstimate,
-    components,
-    crossed_interval,
-    detectable_difference,
-)
-from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
-from sage_unsloth.study.families import family_curves, family_parts, family_weights
-from sage_unsloth.study.guessing import guess_bounds, main_k, says_something
-from sage_unsloth.study.mixture import (
-    bracketing_share,
-    mixture_pass_at_k,
-    random_attempt,
-)
-from sage_unsloth.training.algorithms import ALGORITHMS
-
-KS = (1, 4, 8, 16, 32)
-
-
-class Counts:
-    """Tables of pass@k by point, the SFT model's from its many samples where there are some."""
-
-    def __init__(self, data: Mapping[str, Any], start: Mapping[str, Any] | None):
-        self.data = data
-        self.records = FrontierRecords(data)
-        records = self.records
-        self.task, self.problems = str(data["task"]), str(data["problems"])
-        self.start = start
-        self.ks = [k for k in KS if k <= records.num_samples]
-        self.families = data["sets"][records.set]["families"]
-        self.line = next(m for m in records.methods().values() if BASELINE in m)
-        self.strengths = [float(records.points[item]["strength"]) for item in self.line]
-
-    def correct(self, point: str) -> tuple[int, np.ndarray]:
-        """n and the (S, P) counts of a point."""
-        records = self.records
-        if point == SFT and self.start is not None:
-            row = np.array(self.start["correct"])
-            return self.start["num_samples"], np.tile(row, (len(records.seeds), 1))
-        counts = [run["sets"][records.set]["correct"] for run in records.of(point)]
-        return records.num_samples, np.array(counts)
-
-    def by_problem(self, point: str, k: int) -> np.ndarray:
-        return np.asarray(pass_at_k(*self.correct(point), k))
-
-    def by_unit(self, point: str, k: int) -> np.ndarray:
-        return by_unit(self.by_problem(point, k), self.records.units)
-
-    def place(self, point: str, k: int) -> Place:
-        return Place(self.by_unit(point, 1), self.by_unit(point, k))
-
-    def mixed(self, m: int, k: int) -> Place:
-        """`BASELINE` with m of k attempts by the SFT model."""
-        (n, trained), (start_n, start) = self.correct(BASELINE), self.correct(SFT)
-        many = mixture_pass_at_k(n, trained, start_n, start, k, m)
-        first = random_attempt(
-            {"start": self.by_unit(SFT, 1), "trained": self.by_unit(BASELINE, 1)}, m, k
-        )
-        return Place(first, by_unit(many, self.records.units))
+from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
+from sage_unsloth.study.dose import possible_change
+from sage_unsloth.study.free_lines import MIXTURE
+from sage_unsloth.study.points import START, strengths_of
+from sage_unsloth.study.records import Tables
+from sage_unsloth.study.report import as_dict, doses, make_report, points_of
 
 
 def make_checks(data: Mapping[str, Any], start: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `checks.json` holds.
+    """What `report.json` holds as `checks`.
 
     Args:
         data: what `records.json` holds.
         start: what `start_model.json` holds, if there is one.
     """
-    counts = Counts(data, start)
-    ks = _ks(counts)
-    points = [point for point in counts.records.algorithms if point != SFT]
-    return {
-        "k": main_k(ks),
-        "ks": ks,
-        "start": _start(counts),
-        "points": {point: {str(k): _at_k(counts, point, k) for k in counts.ks} for point in points},
-        "line": {
-            point: _beside_line(counts, point) for point in points if point not in counts.line
-        },
-        "mixture": _mixture(counts, points),
-        "dose": _doses(counts),
-        "families": _families(counts),
-        "registered": _registered(counts, ks),
-    }
+    study = as_study(data, start)
+    name = next(iter(study["sets"]))
+    tables, item = Tables(study, name), make_report(study)["sets"][name]
+    k = tables.ks[-1]  # of the published differences
+    points = {point: row for point, row in item["points"].items() if point != START}
+    every = list(points_of(study).values())
+    line = strengths_of(points_of(study)[BASELINE], every)
+    names = [point.name for point in line]
+    strengths = [*(point.settings[0][1] for point in line), float("inf")]
 
+    def beside(place: Place, at: int) -> CrossedEstimate | str:
+        """A place beside GRPO's line at k, or why there is no value."""
+        first_L = [float(tables.values(point, 1).mean()) for point in (*names, START)]
+        ends = find_neighbours(float(place.first.mean()), first_L, strengths)
+        if isinstance(ends, str):
+            return ends
+        return distance_to_chord(place, *(tables.place(names[end], at) for end in ends))
 
-def _json(result: CrossedEstimate) -> dict[str, float]:
-    return {"mean": result.mean, "low": result.low, "high": result.high}
-
-
-def _ks(counts: Counts) -> dict[str, dict[str, Any]]:
-    """k -> the SFT model's and GRPO's pass@k, the bound of guessing, whether a verdict is given."""
-    records = counts.records
-    chances = blind_chances(counts.task, records.data["sets"][records.set]["problems"])
-    rows: dict[str, dict[str, Any]] = {}
-    for k in counts.ks:
-        start = float(counts.by_unit(SFT, k).mean())
-        row: dict[str, Any] = {"sft": start, "grpo": float(counts.by_unit(BASELINE, k).mean())}
-        if chances is None:
-            row |= {"guess": None, "usable": True}
-        else:
-            guess = by_unit(guess_bounds(chances, [k])[k][None], records.units)
-            row |= {"guess": float(guess.mean())}
-            row |= {"usable": says_something(row["guess"], start)}
-        rows[str(k)] = row
-    return rows
-
-
-def _start(counts: Counts) -> dict[str, Any] | None:
-    """The SFT model's pass@k from its few and its many samples."""
-    if counts.start is None:
-        return None
-    few = Counts(counts.data, None)
-    return {
-        "num_samples": counts.start["num_samples"],
-        "repeats": counts.start["repeats"],
-        "problems": counts.start["problems"],
-        "few": {str(k): float(few.by_unit(SFT, k).mean()) for k in counts.ks},
-        "many": {str(k): float(counts.by_unit(SFT, k).mean()) for k in counts.ks},
-    }
-
-
-def _at_k(counts: Counts, point: str, k: int) -> dict[str, Any]:
-    table = counts.by_unit(point, k)
-    result = {
-        "mean": float(table.mean()),
-        "to_sft": _json(crossed_interval(table - counts.by_unit(SFT, k))),
-    }
-    if point != BASELINE:
-        result["to_baseline"] = _json(crossed_interval(table - counts.by_unit(BASELINE, k)))
-    return result
-
-
-def _line_estimate(counts: Counts, point: Place, k: int) -> CrossedEstimate | str:
-    """A place beside GRPO's line at k, or why there is no value."""
-    first_L = [float(counts.by_unit(item, 1).mean()) for item in (*counts.line, SFT)]
-    ends = find_neighbours(float(point.first.mean()), first_L, [*counts.strengths, np.inf])
-    if isinstance(ends, str):
-        return ends
-    item, other = (counts.place(counts.line[end], k) for end in ends)
-    return distance_to_chord(point, item, other)
-
-
-def _beside_line(counts: Counts, point: str) -> dict[str, Any]:
-    """k -> distance with interval; or `why` there is none."""
-    result = {str(k): _line_estimate(counts, counts.place(point, k), k) for k in counts.ks if k > 1}
-    refused = next((item for item in result.values() if isinstance(item, str)), None)
-    if refused is not None:
-        return {"why": refused}
-    return {k: _json(item) for k, item in result.items() if isinstance(item, CrossedEstimate)}
-
-
-def _mixture_estimate(counts: Counts, point: str, k: int) -> CrossedEstimate | None:
-    """A point beside the mixtures of GRPO and the SFT model at k; None where none has its
-    pass@1.
-    """
-    level, first, start = (float(counts.by_unit(item, 1).mean()) for item in (point, BASELINE, SFT))
-    m = bracketing_share(level, first, start, k)
-    if m is None:
-        return None
-    return distance_to_chord(counts.place(point, k), counts.mixed(m, k), counts.mixed(m + 1, k))
-
-
-def _mixture(counts: Counts, points: Sequence[str]) -> dict[str, Any]:
-    """The mixtures' own values, and each point's distance to their line."""
-    rows = []
-    for k in counts.ks[1:]:
-        for m in [m for m in counts.ks if m <= k // 2]:
-            mixed = counts.mixed(m, k)
-            line = _line_estimate(counts, mixed, k)
-            rows.append(
-                {
-                    "k": k,
-                    "m": m,
-                    "random": float(mixed.first.mean()),
-                    "many": float(mixed.many.mean()),
-                    "to_baseline": _json(
-                        crossed_interval(mixed.many - counts.by_unit(BASELINE, k))
-                    ),
-                    "to_line": _json(line) if isinstance(line, CrossedEstimate) else None,
-                }
-            )
-    beside = {}
-    for point in points:
-        if point != BASELINE:
-            result = {str(k): _mixture_estimate(counts, point, k) for k in counts.ks[1:]}
-            beside[point] = {k: _json(item) for k, item in result.items() if item is not None}
-    return {"rows": rows, "beside": beside}
-
-
-def _doses(counts: Counts) -> list[dict[str, Any]]:
-    """Each guided point: what its guide did, what that could change, what the design can show."""
-    records, k = counts.records, counts.records.k
-    line_of = {item: line for line in records.methods().values() for item in line}
-    rows = []
-    for point, twin in guide_pairs(records):
-        dose = measure_dose(records.of(point))
-        if dose is None:
-            continue
-        difference = counts.by_unit(point, k) - counts.by_unit(twin, k)
-        detectable = None
-        if min(difference.shape) > 1:
-            detectable = detectable_difference(components(difference), *difference.shape)
-        row = {"point": point, "twin": twin} | dose
-        row |= {"difference": _json(crossed_interval(difference)), "detectable": detectable}
-        possible = None
-        # Only Branch multiplies the pull to the reference whatever the token.
-        if isinstance(ALGORITHMS[records.points[point]["algorithm"]].guide, BranchGuide):
-            line = line_of[twin]
-            strengths = [float(records.points[item]["strength"] or 0) for item in line]
-            many = [float(counts.by_unit(item, k).mean()) for item in line]
-            place = line.index(twin)
-            possible = possible_change(dose["guide_mean"], place, many, strengths)
-            at_clip = possible_change(Q_MAX, place, many, strengths)
-            row |= {"possible": possible, "possible_at_clip": at_clip}
-        row["no_verdict"] = is_negligible(possible, detectable)
-        rows.append(row)
-    return rows
-
-
-def _families(counts: Counts) -> dict[str, Any]:
-    """Curves of the SFT model and GRPO within each family, and what each adds to the change."""
-    weights = family_weights(counts.families, counts.records.units)
-    curves = {
-        point: family_curves({k: counts.by_problem(point, k) for k in counts.ks}, counts.families)
-        for point in (SFT, BASELINE)
-    }
-    parts = family_parts(curves[SFT], curves[BASELINE], weights)
-    return {"weights": weights, "curves": curves, "parts": parts}
-
-
-def _registered(counts: Counts, ks: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    written = REGISTERED.get((counts.task, counts.problems), {})
-    claims = {
-        point: letters for point, letters in written.items() if point in counts.records.points
-    }
-    k = counts.records.k
+    groups = item["groups"]
+    written = REGISTERED.get((str(data["task"]), str(data["problems"])), {})
+    claims = {point: letters for point, letters in written.items() if point in points}
 
     def estimate(point: str, claim: str) -> CrossedEstimate | None:
         if claim == "a":
-            return crossed_interval(counts.by_unit(point, 1) - counts.by_unit(BASELINE, 1))
-        if not ks[str(k)]["usable"]:
+            return crossed_interval(tables.values(point, 1) - tables.values(BASELINE, 1))
+        if not item["ks"][str(k)]["usable"]:
             return None
         if claim == "d":
-            result = _line_estimate(counts, counts.place(point, k), k)
+            result = beside(tables.place(point, k), k)
             return result if isinstance(result, CrossedEstimate) else None
-        return crossed_interval(
-            counts.by_unit(point, k) - counts.by_unit({"b": SFT, "c": BASELINE}[claim], k)
-        )
+        other = {"b": START, "c": BASELINE}[claim]
+        return crossed_interval(tables.values(point, k) - tables.values(other, k))
 
-    return judge_registered(claims, estimate)
+    return {
+        "k": item["k"],
+        "ks": {
+            at: {"sft": row[START], "grpo": row["baseline"]}
+            | {name: row[name] for name in ("guess", "usable")}
+            for at, row in item["ks"].items()
+        },
+        "start": _start(data, start, tables),
+        "points": {
+            point: {
+                at: {"mean": level["mean"], "to_sft": row["to_start"][at]}
+                | ({"to_baseline": row["to_baseline"][at]} if row["to_baseline"] else {})
+                for at, level in row["level"].items()
+            }
+            for point, row in points.items()
+        },
+        "line": {
+            point: _refused_or_values(
+                {str(at): beside(tables.place(point, at), at) for at in tables.ks[1:]}
+            )
+            for point in points
+            if point not in names
+        },
+        "mixture": {
+            "rows": _mixtures(tables, beside),
+            "beside": {
+                point: {
+                    at: result["each"][MIXTURE]
+                    for at, result in row["to_lines"].items()
+                    if MIXTURE in result.get("each", ())
+                }
+                for point, row in points.items()
+                if point != BASELINE
+            },
+        },
+        "dose": [
+            _at_clip(row, study, tables, k) for row in doses(study, tables, k) if "twin" in row
+        ],
+        "families": groups
+        and {
+            "weights": groups["weights"],
+            "curves": {SFT: groups["curves"][START], BASELINE: groups["curves"][BASELINE]},
+            "parts": groups["parts"][BASELINE],
+        },
+        "registered": judge_registered(claims, estimate),
+    }
+
+
+def _refused_or_values(result: Mapping[str, CrossedEstimate | str]) -> dict[str, Any]:
+    """k -> distance with interval; or `why` there is none."""
+    refused = next((item for item in result.values() if isinstance(item, str)), None)
+    if refused is not None:
+        return {"why": refused}
+    return {k: as_dict(item) for k, item in result.items() if isinstance(item, CrossedEstimate)}
+
+
+def _start(
+    data: Mapping[str, Any], start: Mapping[str, Any] | None, many: Tables
+) -> dict[str, Any] | None:
+    """The SFT model's pass@k from its few and its many samples."""
+    if start is None:
+        return None
+    few = Tables(as_study(data), many.name)
+    levels = {
+        title: {str(k): float(tables.values(START, k).mean()) for k in many.ks}
+        for title, tables in (("few", few), ("many", many))
+    }
+    return {name: start[name] for name in ("num_samples", "repeats", "problems")} | levels
+
+
+def _mixtures(tables: Tables, beside: Any) -> list[dict[str, Any]]:
+    """The mixtures' own values, and their distance to GRPO's line."""
+    rows = []
+    for k in tables.ks[1:]:
+        for m in [m for m in tables.ks if m <= k // 2]:
+            mixed = tables.mixed(m, k)
+            line = beside(mixed, k)
+            difference = crossed_interval(mixed.many - tables.values(BASELINE, k))
+            row = {"k": k, "m": m, "random": float(mixed.first.mean())}
+            row |= {"many": float(mixed.many.mean()), "to_baseline": as_dict(difference)}
+            rows.append(
+                row | {"to_line": as_dict(line) if isinstance(line, CrossedEstimate) else None}
+            )
+    return rows
+
+
+def _at_clip(
+    row: Mapping[str, Any], study: Mapping[str, Any], tables: Tables, k: int
+) -> dict[str, Any]:
+    """A dose, and what the largest q everywhere could change."""
+    if row["possible"] is None:
+        return dict(row)
+    points = points_of(study)
+    line: Sequence[Any] = strengths_of(points[row["twin"]], list(points.values()))
+    many = [float(tables.values(point.name, k).mean()) for point in line]
+    strengths = [point.settings[0][1] for point in line]
+    place = line.index(points[row["twin"]])
+    return dict(row) | {"possible_at_clip": possible_change(Q_MAX, place, many, strengths)}

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from research.benchmark.design import SFT
+from research.benchmark.records import SFT
 from research.benchmark.report_tables import cell, markdown_table
-from research.frontier.design import BASELINE
+from research.frontier.records import BASELINE
 from sage_unsloth.study.chord import LARGEST_STEP
-from sage_unsloth.study.guessing import LARGEST_SHARE
+from sage_unsloth.study.verdicts import LARGEST_SHARE
 
 NO_VALUE = "–"
 
@@ -21,7 +21,7 @@ def check_parts(report: Mapping[str, Any]) -> list[str]:
     parts += ["## What costs nothing", *_mixture(checks)]
     if checks["dose"]:
         parts += ["## Dose of the guides", *_doses(report)]
-    if len(checks["families"]["weights"]) > 1:
+    if checks["families"]:
         parts += ["## Whose gain, whose loss", *_families(checks)]
     if checks["registered"]:
         parts += ["## What was registered, after Holm", *_registered(checks, report["k"])]

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.design import SFT
-from research.frontier.design import BASELINE
+from research.benchmark.records import SFT
+from research.frontier.records import BASELINE
 from research.frontier.text import NAMES, conditions
-from sage_unsloth.figures import curve_style, error_bars, leaves_out_0, write_table
+from sage_unsloth.figures import BLACK, BLUE, error_bars, leaves_out_0, line_styles, write_table
 from sage_unsloth.study.verdicts import MATTERS
 
 GREY = "#888888"
@@ -84,16 +84,16 @@ def _styles(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         method: report["points"][result["points"][0]]["algorithm"]
         for method, result in report["methods"].items()
     }
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(of.values()), 1)}
+    styles = line_styles(dict.fromkeys(of.values()))
     return {
-        method: curve_style(numbers[algorithm])
+        method: styles[algorithm]
         | ({"linestyle": ":", "markerfacecolor": "white"} if method != algorithm else {})
         for method, algorithm in of.items()
     }
 
 
 def sft_style() -> dict[str, Any]:
-    return {"color": "#000000", "marker": "*", "markersize": 13, "linestyle": "none"}
+    return {"color": BLACK, "marker": "*", "markersize": 13, "linestyle": "none"}
 
 
 def columns(result: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
@@ -139,7 +139,7 @@ def _differences(report: Mapping[str, Any], path: Path, note: str) -> None:
                 capsize=3,
                 marker="o",
                 markersize=5,
-                color="#0072B2" if beyond else "#000000",
+                color=BLUE if beyond else BLACK,
                 markerfacecolor=None if beyond else "white",
             )
         axis.set_title(title)

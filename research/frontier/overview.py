@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.design import SFT
+from research.benchmark.records import SFT
 from research.data import DATA
-from research.frontier.design import BASELINE
 from research.frontier.figures import columns, sft_style
-from sage_unsloth.figures import curve_style, error_bars, write_table
+from research.frontier.records import BASELINE
+from sage_unsloth.figures import error_bars, line_styles, write_table
 from sage_unsloth.runs.files import read_json
 
 GREY = "#555555"
@@ -38,9 +38,9 @@ def draw_verdicts(reports: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes = figure.subplots(1, len(reports), squeeze=False)[0]
     rows: list[dict[str, Any]] = []
     methods = dict.fromkeys(method for report in reports for method in report["methods"])
-    numbers = {method: number for number, method in enumerate(methods, 1)}
+    styles = line_styles(methods)
     for axis, report in zip(axes, reports, strict=True):
-        rows += _panel(axis, report, numbers)
+        rows += _panel(axis, report, styles)
     steps = _each(report["settings"]["rlvr"]["max_steps"] for report in reports)
     seeds = _each(len(report["seeds"]) for report in reports)
     samples = _each(report["num_samples"] for report in reports)
@@ -62,7 +62,7 @@ def _each(values: Iterable[int]) -> str:
 
 
 def _panel(
-    axis: Any, report: Mapping[str, Any], numbers: Mapping[str, int]
+    axis: Any, report: Mapping[str, Any], styles: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     checks, rows = report["checks"], []
     k, ks, points = checks["k"], checks["ks"], checks["points"]
@@ -79,7 +79,7 @@ def _panel(
     axis.plot(*zip(*(levels[name] for name in (*line, SFT)), strict=True), color="#bbbbbb")
     others = sorted(points, key=lambda name: levels[name][1])
     for place, name in enumerate(others):
-        style = curve_style(numbers[method_of[name]]) | {"linestyle": "none"}
+        style = dict(styles[method_of[name]]) | {"linestyle": "none"}
         x, y = ([value] for value in levels[name])
         ends = [None, None]
         if name != BASELINE:

@@ -1,40 +1,86 @@
 """The counts of a frontier: a benchmark's `records.json`, a row of it for each point and seed."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from research.benchmark.design import SFT
-from research.benchmark.records import Records, gather, result_path
-from research.frontier.design import FrontierConfig, point_name
+from research.benchmark.records import SFT, Records
 from research.frontier.line import area
+from research.tasks import blind_chances
 from sage_unsloth.evaluation.metrics import pass_at_k, powers_of_two
+from sage_unsloth.planning.presets import PAPER_BETA
+from sage_unsloth.study.points import Point, find_twin
 from sage_unsloth.study.records import by_unit
+from sage_unsloth.training.algorithms import ALGORITHMS
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rlvr_job import recorded_guide
 
 START = "start_model.json"
-"""The counts of many samples of the SFT model, beside `records.json` (see `start_model`)."""
-K = 32
+"""The counts of many samples of the SFT model, beside `records.json` ."""
+BASELINE = f"grpo beta={PAPER_BETA:g}"
+"""The point whose pass@1 the others are asked for."""
+KS = (1, 4, 8, 16, 32)
+K = KS[-1]
 """Of pass@k: what coverage is measured by, as far as there are samples."""
 
 
-def collect(out: Path, config: FrontierConfig) -> dict[str, Any]:
-    """What `records.json` holds: every run of the seeds in which every point is complete.
+def as_study(data: Mapping[str, Any], start: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The records in the form of a study's, so that its statistics are a study's.
 
-    Raises:
-        ValueError: the SFT model or every seed is incomplete.
+    Args:
+        data: what `records.json` holds.
+        start: what `start_model.json` holds, where the SFT model was sampled again.
     """
-    runs = config.runs()
-    missing = {run.seed for run in runs if not result_path(out, run).exists()}
-    chosen = [run for run in runs if run.seed not in missing]
-    if not chosen or not result_path(out, None).exists():
-        raise ValueError(
-            "a report needs the SFT model's samples and one training seed of every point; in "
-            f"{out} none is complete; resume the frontier, or ask for fewer methods or seeds"
-        )
-    untrained = {"algorithm": SFT, "setting": "", "strength": None, "seed": None}
-    return gather(out, config.load_task(), chosen, untrained) | {"problems": config.problems}
+    records = FrontierRecords(data)
+    name, samples = records.set, records.num_samples
+    trained = {
+        point: Point(place["algorithm"], _settings(place))
+        for point, place in records.points.items()
+        if point != SFT
+    }
+    configured = {
+        point: item.configure(RlvrConfig())[1]
+        for point, item in trained.items()
+        if item.algorithm in ALGORITHMS
+    }
+    posed = dict(data["sets"][name])
+    chances = blind_chances(str(data["task"]), posed["problems"])
+    if chances is not None:
+        posed["guess"] = chances.tolist()
+    many = {"num_samples": samples} | records.of(SFT)[0]["sets"][name]
+    if start is not None:
+        many = {"num_samples": start["num_samples"], "correct": start["correct"]}
+    return {
+        "title": data["title"],
+        "baseline": BASELINE,
+        "ks": [k for k in KS if k <= samples],
+        "points": {
+            point: {
+                "algorithm": item.algorithm,
+                "settings": dict(item.settings),
+                "guide": recorded_guide(configured.get(point)),
+                "twin": find_twin(item, list(trained.values()), {}),
+            }
+            for point, item in trained.items()
+        },
+        "claims": {},
+        "variants": [],
+        "settings": data["settings"],
+        "environment": data["environment"],
+        "sets": {name: posed},
+        "start": {"sets": {name: many}},
+        "runs": [
+            {
+                "point": point,
+                "seed": run["seed"],
+                "sets": {name: {"num_samples": samples} | run["sets"][name]},
+                "training": run["training"],
+            }
+            for point in trained
+            for run in records.of(point)
+        ],
+    }
 
 
 class FrontierRecords(Records):
@@ -45,7 +91,7 @@ class FrontierRecords(Records):
         runs = []
         for run in data["runs"]:
             place = {name: run[name] for name in ("algorithm", "setting", "strength")}
-            point = point_name(**place)
+            point = Point(place["algorithm"], _settings(place)).name
             self.points[point] = place
             runs.append(run | {"algorithm": point, "threshold": None, "ratio": None})
         super().__init__(dict(data) | {"runs": runs, "rare_route": None})
@@ -87,6 +133,11 @@ class FrontierRecords(Records):
             for family, chosen in self.groups(self.set).items()
             if family != "all"
         }
+
+
+def _settings(place: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    strength = place["strength"]
+    return () if strength is None else ((place["setting"], strength),)
 
 
 def method_name(place: Mapping[str, Any]) -> str:

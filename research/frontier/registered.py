@@ -9,9 +9,8 @@ chance that any of them does.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sage_unsloth.study.corrections import ALPHA, holm, p_value
 from sage_unsloth.study.crossed import CrossedEstimate
-from sage_unsloth.study.verdicts import MATTERS
+from sage_unsloth.study.verdicts import ALPHA, MATTERS, holm, p_value
 
 THRESHOLDS = {"a": -MATTERS, "b": -MATTERS, "c": 0.0, "d": 0.0}
 """What the difference of a claim must exceed."""

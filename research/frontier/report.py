@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from research.benchmark.design import SFT
+from research.benchmark.records import SFT
 from research.benchmark.report import interval, level
 from research.frontier.checks import make_checks
-from research.frontier.design import BASELINE
-from research.frontier.dose import guide_pairs
 from research.frontier.line import above_line, kept, resampled
-from research.frontier.records import FrontierRecords
+from research.frontier.records import BASELINE, FrontierRecords, as_study
 from sage_unsloth.study.crossed import components
 from sage_unsloth.study.verdicts import MATTERS, verdict
 
@@ -54,7 +52,7 @@ def make_report(data: Mapping[str, Any], start: Mapping[str, Any] | None = None)
         "points": points,
         "methods": _methods(records, values, drawn),
         "chosen": _chosen(records, values),
-        "guides": _guides(records, values),
+        "guides": _guides(data, values),
         "components": _components(values, len(records.seeds)),
         "checks": checks,
     }
@@ -182,15 +180,17 @@ def _chosen(records: FrontierRecords, values: Mapping) -> dict[str, str]:
     return result
 
 
-def _guides(records: FrontierRecords, values: Mapping) -> list[dict[str, Any]]:
+def _guides(data: Mapping[str, Any], values: Mapping) -> list[dict[str, Any]]:
     """Each point with a guide minus its twin: the same settings and strength without the guide."""
+    twins = {point: item["twin"] for point, item in as_study(data)["points"].items()}
     return [
         {"point": point, "twin": twin}
         | {
             quantity: interval(values[point][quantity] - values[twin][quantity])
             for quantity in ("pass@1", "pass@k", "area")
         }
-        for point, twin in guide_pairs(records)
+        for point, twin in twins.items()
+        if twin is not None
     ]
 
 

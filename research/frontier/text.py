@@ -1,13 +1,12 @@
-"""A frontier's report as text: tables, `report.md`, the terminal's summary, a page of results."""
+"""A frontier's report as text: `report.md`, and a table of the documentation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from research.benchmark.design import SFT
+from research.benchmark.records import SFT
 from research.benchmark.report_tables import FIGURES, cell, markdown_table
 from research.frontier.checks_text import check_parts, pilot_parts
-from research.frontier.design import BASELINE
-from sage_unsloth.figures import table_text
+from research.frontier.records import BASELINE
 from sage_unsloth.study.crossed import Components, detectable_difference
 from sage_unsloth.study.verdicts import MATTERS
 
@@ -215,19 +214,6 @@ def _how_kept(report: Mapping[str, Any]) -> str:
         f"pass@1, or {MATTERS:g} less. [ ]: 95 % of 2,000 resamples of seeds and problems, of "
         "those that reach that pass@1, whose share is beside it."
     )
-
-
-def summary(report: Mapping[str, Any]) -> str:
-    """For a terminal: points, and what is kept."""
-    points = points_table(report)
-    tables = [
-        [[*row[:3], *row[6:8]] for row in points],
-        [[*row[:3], *row[4:6]] for row in methods_table(report)],
-    ]
-    texts = [
-        table_text([dict(zip(rows[0], row, strict=True)) for row in rows[1:]]) for rows in tables
-    ]
-    return "\n\n".join([f"{conditions(report)}.", *texts, brackets(report)])
 
 
 # --- the short report, for `docs/tables/` ---------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sage_unsloth.figures import curve_style, write_table
+from sage_unsloth.figures import BLACK, BLUE, GREEN, SKY, VERMILION, line_styles, write_table
 
 GREY = "#555555"
 
@@ -59,8 +59,9 @@ def plot_curves(panels: Sequence[Panel], path: str | Path, note: str) -> Path:
     rows = []
     for axis, panel in zip(axes, panels, strict=True):
         axis.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)
+        styles = line_styles(panel.curves)
         for number, (label, curve) in enumerate(panel.curves.items()):
-            style = curve_style(number)
+            style = styles[label]
             few = len(curve.x) <= 12
             axis.plot(
                 curve.x,
@@ -121,8 +122,9 @@ def plot_anchors(panels: Mapping[str, Sequence[Mapping]], path: str | Path, note
     figure, axes = _figure(len(panels), height=4.6)
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
         places = range(len(rows), 0, -1)
+        styles = line_styles(names.values())
         for number, (key, name) in enumerate(names.items()):
-            style = curve_style(number)
+            style = styles[name]
             # Reference and anchor above the line, the optima below it, so that equal values stay
             # apart.
             shift = (0.24, 0.08, -0.08, -0.24)[number]
@@ -173,12 +175,11 @@ def plot_border(rows: Sequence[Mapping], delta: float, path: str | Path, note: s
     lifts = [row["lift"] for row in rows]
     left = 1e-4
     for number, (name, kind) in enumerate(groups.items()):
-        style = curve_style((6, 2, 3, 4)[number])
         of = [row for row in rows if (row["inside_before"], row["inside_after"]) == kind]
         axis.scatter(
             [max(row["plain"], left) for row in of],
             [row["lift"] for row in of],
-            color=style["color"],
+            color=(SKY, BLUE, VERMILION, GREEN)[number],
             marker=("o", "^", "v", "s")[number],
             s=36 if number in (1, 2) else 7,
             zorder=3 if number in (1, 2) else 1,
@@ -189,7 +190,7 @@ def plot_border(rows: Sequence[Mapping], delta: float, path: str | Path, note: s
     axis.plot(
         [delta / y for y in border],
         border,
-        color="#000000",
+        color=BLACK,
         linewidth=1.4,
         label="border: lift = δ / π_RLVR(y*)",
     )
@@ -221,9 +222,10 @@ def _label_ends(axis, curves: Mapping[str, Curve], gap: float = 0.075) -> None:
     """Labels right of the axes at the curves' ends, `gap` of the axes' height apart at least."""
     to_axes = axis.transData + axis.transAxes.inverted()
     ends = []
-    for number, (label, curve) in enumerate(curves.items()):
+    styles = line_styles(curves)
+    for label, curve in curves.items():
         x, y = to_axes.transform((curve.x[-1], curve.y[-1]))
-        ends.append((min(max(y, 0.0), 1.0), x, number, label))
+        ends.append((min(max(y, 0.0), 1.0), x, label))
     ends.sort()
     places: list[float] = []
     for y, *_ in ends:
@@ -232,8 +234,8 @@ def _label_ends(axis, curves: Mapping[str, Curve], gap: float = 0.075) -> None:
     # Those below give way in their turn.
     for i in reversed(range(len(places) - 1)):
         places[i] = min(places[i], places[i + 1] - gap)
-    for (y, x, number, label), place in zip(ends, places, strict=True):
-        colour = curve_style(number)["color"]
+    for (y, x, label), place in zip(ends, places, strict=True):
+        colour = styles[label]["color"]
         axis.plot(
             [x, 1.04],
             [y, place],

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.tasks import Task, arithmetic_fresh_task
 from research.data import DATA
-from research.frontier.design import FrontierRun, configured
 from research.problems.fork import DIALECTS
+from research.tasks import arithmetic_fresh
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.problems.row_weights import balance_rows, inverse_pass_rates, repeat_rows
 from sage_unsloth.runs.files import read_json
+from sage_unsloth.study.points import Point
+from sage_unsloth.study.tasks import Task
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 RESULTS = DATA / "results" / "frontier" / "variants"
@@ -29,41 +30,57 @@ RATES = RESULTS / "start_rates.json"
 """The SFT model's correct samples of each training problem, by id (`python -m …rates`)."""
 FORK_LENGTH = 56  # tokens of a completion, 8 more than without letters
 PLAIN_START = "arithmetic-fresh"
+SFT = "sft"  # the model that every run starts from
+SAMPLES = 32  # of each test problem
+TITLE = "held-out problems"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A task with one thing changed, and the name of the SFT model that its runs start from."""
+    """A task with one thing changed.
+
+    Attributes:
+        task: what is trained and asked.
+        start: name of the SFT model that its runs start from.
+        way: the way of working that is counted.
+        pretrain: of a dialect: from a folder to its base model, pretrained there.
+    """
 
     task: Task
     start: str
+    way: str = "round-up"
+    pretrain: Callable[[Path], Path] | None = None
+
+    def base(self, folder: Path) -> Path:
+        return Path(self.task.model) if self.pretrain is None else self.pretrain(folder)
 
 
 @dataclass(frozen=True)
-class VariantRun(FrontierRun):
-    """A run of a frontier, on a variant of the task."""
+class VariantRun:
+    """One RL run: an algorithm, its strength and the setting that this is, a seed, a variant."""
 
+    algorithm: str
+    setting: str
+    strength: float
+    seed: int
     variant: str = "skewed"
 
     @property
+    def point(self) -> Point:
+        return Point(self.algorithm, ((self.setting, self.strength),))
+
+    @property
     def name(self) -> str:
-        return f"{self.variant}_{super().name}"
+        return f"{self.variant}_{self.point.file_name}_seed-{self.seed}"
+
+    def configure(self, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
+        config, guide = self.point.configure(settings)
+        return replace(config, seed=self.seed), guide
 
 
-@dataclass(frozen=True)
-class VariantDesign:
-    """A design of one run, as `benchmark.worker.carry_out` takes it."""
-
-    run: VariantRun
-
-    def load_task(self) -> Task:
-        return load_variant(self.run.variant).task
-
-    def runs(self) -> list[VariantRun]:
-        return [self.run]
-
-    def training(self, run: VariantRun, settings: RlvrConfig) -> tuple[RlvrConfig, Guide | None]:
-        return configured(run, settings)
+def result_path(out: Path, run: VariantRun | None) -> Path:
+    """The file of a run's result once it is complete; None is the SFT model."""
+    return out / "results" / f"{SFT if run is None else run.name}.json"
 
 
 def load_variant(name: str) -> Variant:
@@ -98,39 +115,39 @@ def queue_runs(text: str) -> list[VariantRun]:
 
 
 def _skewed() -> Variant:
-    return Variant(arithmetic_fresh_task(), PLAIN_START)
+    return Variant(arithmetic_fresh(), PLAIN_START)
 
 
 def _balanced() -> Variant:
-    task = arithmetic_fresh_task()
-    return Variant(replace(task, train_rows=balance_rows(task.train_rows, "family")), PLAIN_START)
+    task = arithmetic_fresh()
+    return Variant(replace(task, rows=balance_rows(task.rows, "family")), PLAIN_START)
 
 
 def _by_rate() -> Variant:
-    task = arithmetic_fresh_task()
+    task = arithmetic_fresh()
     recorded: dict[str, Any] = read_json(RATES)
-    correct_P = [recorded["correct"][row["id"]] for row in task.train_rows]
+    correct_P = [recorded["correct"][row["id"]] for row in task.rows]
     weight_P = inverse_pass_rates(recorded["num_samples"], correct_P, task.rlvr.num_generations)
-    return Variant(replace(task, train_rows=repeat_rows(task.train_rows, weight_P)), PLAIN_START)
+    return Variant(replace(task, rows=repeat_rows(task.rows, weight_P)), PLAIN_START)
 
 
 def _fork(name: str) -> Variant:
-    plain, dialect = arithmetic_fresh_task(), DIALECTS[name]
+    plain, dialect = arithmetic_fresh(), DIALECTS[name]
     task = replace(
         plain,
         name=name,
         title=f"embedded arithmetic, dialect {name}",
-        prepare=lambda cache: pretrained(cache, name),
         sft_rows=dialect.problems("sft"),
         rlvr=replace(plain.rlvr, max_completion_length=FORK_LENGTH),
         sampling=replace(plain.sampling, max_completion_length=FORK_LENGTH),
-        rare_route=dialect.way,  # the way that is counted is the one that writes letters
     )
-    return Variant(task, name)
+    # The way that is counted is the one that writes letters.
+    return Variant(task, name, dialect.way, lambda folder: pretrained(folder, name))
 
 
 def _other_start(number: int) -> Variant:
-    plain = arithmetic_fresh_task()
+    plain = arithmetic_fresh()
+    assert plain.sft is not None
     sft = replace(plain.sft, seed=plain.sft.seed + number)
     return Variant(replace(plain, sft=sft), f"sft-{number}")
 

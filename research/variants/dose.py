@@ -13,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from research.benchmark.design import SFT
-from research.variants.design import RESULTS, load_variant
+from research.variants.design import RESULTS, SFT, load_variant
 from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.runs.files import read_json, read_jsonl, write_json
 from sage_unsloth.training.algorithms import get_algorithm
@@ -39,7 +38,7 @@ def measure_variant(runs: Path, name: str) -> dict[str, Any]:
         row.guide,
         model,
         tokenizer,
-        variant.task.sets["test"].rows,
+        variant.task.benchmarks[0].rows,
         scale_rewards=row.scale_rewards,
     )
     return asdict(dose) | {"samples": SAMPLES, "needed_beta": dose.needed_beta()}

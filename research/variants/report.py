@@ -17,18 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from research.benchmark.design import SFT
-from research.benchmark.records import gather, result_path
 from research.data import DATA
-from research.frontier.records import START
-from research.variants.design import PLAIN_START, RESULTS, load_variant, queue_runs
+from research.variants.design import (
+    PLAIN_START,
+    RESULTS,
+    SAMPLES,
+    SFT,
+    TITLE,
+    VariantRun,
+    load_variant,
+    queue_runs,
+    result_path,
+)
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.runs.record import environment
 from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
-from sage_unsloth.study.corrections import holm, p_value
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 from sage_unsloth.study.records import by_unit
-from sage_unsloth.study.verdicts import MATTERS
+from sage_unsloth.study.verdicts import MATTERS, holm, p_value
 
 QUEUE = RESULTS / "queue.txt"
 FRESH = DATA / "results" / "frontier" / "arithmetic" / "fresh"
@@ -38,7 +45,7 @@ UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "v
 
 def collect(runs_folder: Path) -> list[str]:
     """Write the records of each SFT model's complete runs; the names of the files' starts."""
-    by_start: dict[str, list] = {}
+    by_start: dict[str, list[VariantRun]] = {}
     for line in QUEUE.read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             for run in queue_runs(line):
@@ -46,9 +53,31 @@ def collect(runs_folder: Path) -> list[str]:
                 if result_path(runs_folder / start, run).exists():
                     by_start.setdefault(start, []).append(run)
     for start, runs in by_start.items():
-        task = load_variant(runs[0].variant).task
-        write_json(RESULTS / f"{start}.json", gather(runs_folder / start, task, runs, UNTRAINED))
+        write_json(RESULTS / f"{start}.json", gather(runs_folder / start, runs))
     return list(by_start)
+
+
+def gather(folder: Path, runs: Sequence[VariantRun]) -> dict[str, Any]:
+    """The results of the SFT model and of complete runs, and what they are of."""
+    task = load_variant(runs[0].variant).task
+    results = [read_json(result_path(folder, run)) for run in (None, *runs)]
+    entries = [
+        (result["run"] or UNTRAINED) | {name: result[name] for name in ("sets", "training")}
+        for result in results
+    ]
+    (test,) = task.benchmarks
+    posed = {"title": TITLE, "problems": [row["id"] for row in test.rows]}
+    posed |= {"families": [row["family"] for row in test.rows], "num_samples": SAMPLES}
+    posed |= {"units": [row["unit"] for row in test.rows]}
+    recorded = read_json(folder / "run.json")
+    return {
+        "task": task.name,
+        "title": task.title,
+        "settings": recorded["settings"],
+        "environment": recorded["environment"] | {"finished": environment()["date"]},
+        "sets": {"test": posed},
+        "runs": entries,
+    }
 
 
 class VariantRecords:
@@ -123,7 +152,7 @@ def _joined(records: VariantRecords, published: VariantRecords) -> VariantRecord
 
 def report_rows(records: VariantRecords) -> dict[str, Any]:
     """D4: levels, differences to `SKEWED` and to the SFT model, families, and the claims."""
-    start = read_json(FRESH / START)
+    start = read_json(FRESH / "start_model.json")
     correct = np.array([start["correct"]])
     start_U = {
         k: by_unit(np.asarray(pass_at_k(start["num_samples"], correct, k)), records.units)
@@ -152,7 +181,7 @@ def beside_line(
     records: VariantRecords, point: tuple[str, str, float | None]
 ) -> CrossedEstimate | None:
     """pass@32 of a point beside GRPO's line through its β on skewed rows, at the same seeds; None
-    of the line's own points, and where the line is not interpolated (`frontier.chord`).
+    of the line's own points, and where the line is not interpolated (`study.chord`).
     """
     line = [("skewed", "grpo", beta) for beta in LINE]
     seeds = records.seeds(point, *line)

@@ -12,27 +12,39 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from research.benchmark.design import SFT
-from research.benchmark.records import result_path
-from research.benchmark.run import task_settings
-from research.benchmark.worker import carry_out
+import numpy as np
+
 from research.variants.design import (
     RATES,
+    SAMPLES,
+    SFT,
     Variant,
-    VariantDesign,
     VariantRun,
     load_variant,
     queue_runs,
+    result_path,
 )
+from sage_unsloth.grading.checker import Grade
+from sage_unsloth.models.device import release_memory
 from sage_unsloth.models.embedded import settle_process
+from sage_unsloth.models.loading import load_policy
+from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.runs.stopping import ending
 from sage_unsloth.runs.text import log_to_terminal
+from sage_unsloth.sampling.engines import TransformersEngine
+from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.study.plan import SERIES
+from sage_unsloth.study.tasks import Task
+from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_stage import sft
+from sage_unsloth.training.stage import read_metrics
 
 RATE_SAMPLES = 64
 logger = logging.getLogger(__name__)
@@ -49,8 +61,8 @@ def run_queue(out: Path, queue: Path) -> None:
         for step in (None, run):  # None is the SFT model
             path = result_path(folder, step)
             if not path.exists():
-                logger.info("%s: %s", variant.start, SFT if step is None else step.name)
-                write_json(path, carry_out(VariantDesign(run), variant.task, step, folder))
+                logger.info("%s: %s", variant.start, path.stem)
+                write_json(path, carry_out(variant, step, folder))
 
 
 def next_run(out: Path, queue: Path) -> VariantRun | None:
@@ -64,40 +76,106 @@ def next_run(out: Path, queue: Path) -> VariantRun | None:
     return None
 
 
+def task_settings(task: Task) -> dict[str, Any]:
+    """What must be equal for a folder of runs to be resumed."""
+    assert task.sft is not None
+    rlvr_settings = asdict(task.rlvr)
+    del rlvr_settings["seed"]  # each run's own
+    return {
+        "sft": asdict(task.sft),
+        "rlvr": rlvr_settings,
+        "sampling": asdict(task.sampling),
+        "task": task.name,
+        "sets": {benchmark.name: [len(benchmark.rows), SAMPLES] for benchmark in task.benchmarks},
+    }
+
+
 def prepare(out: Path, variant: Variant) -> Path:
     """The folder of a variant's SFT model, which is trained if it is not there."""
-    from sage_unsloth.training.sft_stage import sft
-
     task, folder = variant.task, out / variant.start
-    settings = task_settings(task) | {"command": "variants"}
-    open_run(folder, settings)
+    assert task.sft is not None
+    open_run(folder, task_settings(task) | {"command": "variants"})
     for name in ("samples", "results"):
         (folder / name).mkdir(exist_ok=True)
     if not (folder / "sft" / "model").is_dir():
-        sft(task.sft, task.prepare(out / "bases"), task.sft_rows, folder / "sft")
+        sft(task.sft, variant.base(out / "bases"), list(task.sft_rows), folder / "sft")
     return folder
+
+
+def carry_out(variant: Variant, run: VariantRun | None, out: Path) -> dict[str, Any]:
+    """Train and evaluate one run, or evaluate the SFT model; what its result file holds."""
+    task, merged, adapter = variant.task, out / "sft" / "model", None
+    name = result_path(out, run).stem
+    training = {}
+    if run is not None:
+        config, guide = run.configure(task.rlvr)
+        rows, folder = list(task.rows), out / name
+        adapter = rlvr(config, merged, rows, folder, guide, name, verifier=task.verifier)
+        metrics = read_metrics(folder)
+        training = {
+            key: [_rounded(step.get(source)) for step in metrics] for key, source in SERIES.items()
+        }
+    release_memory()
+    (test,) = task.benchmarks
+    records = sample_and_grade(
+        replace(task.sampling, num_samples=SAMPLES),
+        TransformersEngine(*load_policy(merged, adapter=adapter)),
+        test.rows,
+        out / "samples" / f"{name}.test.jsonl",
+        model=name,
+        benchmark=f"{task.name}-test",
+        checker=test.checker,
+    )
+    return {
+        "run": None if run is None else asdict(run),
+        "sets": {"test": count_records(variant.way, test.rows, records)},
+        "training": training,
+        "environment": environment(),
+    }
+
+
+def count_records(way: str, rows: Sequence[dict], records: Sequence[dict]) -> dict[str, Any]:
+    """Correct completions of each problem, those by one way (`rare`), and those that are both.
+
+    Lists in the order of the rows; and the mean length and the share in format.
+    """
+    place = {row["id"]: number for number, row in enumerate(rows)}
+    counts = {name: np.zeros(len(rows), int) for name in ("correct", "rare", "rare_correct")}
+    for record in records:
+        at, right = place[record["problem_id"]], record["grade"] == Grade.CORRECT
+        rare = arithmetic.route(record["completion"]) == way
+        counts["correct"][at] += right
+        counts["rare"][at] += rare
+        counts["rare_correct"][at] += right and rare
+    result: dict[str, Any] = {name: values.tolist() for name, values in counts.items()}
+    for name, column in (
+        ("mean_tokens", [record["num_tokens"] for record in records]),
+        ("in_format", [record["extracted"] is not None for record in records]),
+    ):
+        result[name] = _rounded(float(np.mean(column)))
+    return result
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five significant digits: what the series are good for."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def sample_rates(out: Path) -> None:
     """Write `RATES`: the SFT model's correct samples of each training problem."""
-    from sage_unsloth.grading.checker import Grade
-    from sage_unsloth.models.loading import load_policy
-    from sage_unsloth.sampling.engines import TransformersEngine
-    from sage_unsloth.sampling.record_sets import sample_and_grade
-
     variant = load_variant("skewed")
     folder = prepare(out, variant)
     task = variant.task
     records = sample_and_grade(
         replace(task.sampling, num_samples=RATE_SAMPLES),
         TransformersEngine(*load_policy(folder / "sft" / "model")),
-        task.train_rows,
+        list(task.rows),
         folder / "samples" / f"{SFT}.train.jsonl",
         model=SFT,
         benchmark=f"{task.name}-train",
-        checker=task.checker,
+        checker=task.verifier,
     )
-    correct = dict.fromkeys((row["id"] for row in task.train_rows), 0)
+    correct = dict.fromkeys((row["id"] for row in task.rows), 0)
     for record in records:
         correct[record["problem_id"]] += record["grade"] == Grade.CORRECT
     recorded = {"num_samples": RATE_SAMPLES, "correct": correct, "environment": environment()}

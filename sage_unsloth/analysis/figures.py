@@ -15,9 +15,10 @@ from sage_unsloth.analysis.token_page import TokenTrace
 from sage_unsloth.evaluation.figures import draw_curve, mark_ks
 from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import (
-    COLOURS,
-    curve_style,
+    BLUE,
+    ORANGE,
     error_bars,
+    line_styles,
     new_figure,
     save_figure,
     write_table,
@@ -25,13 +26,6 @@ from sage_unsloth.figures import (
 from sage_unsloth.training.figures import moving_average
 
 TOKENS_DRAWN = 64  # of a completion; more labels would run into each other
-
-
-def model_style(model: str, models: Sequence[str]) -> dict[str, Any]:
-    """Colour, line style and marker of a model, by its place in the list."""
-    place = list(models).index(model)
-    # A broken line lies over the solid one that it coincides with.
-    return curve_style(place) | {"zorder": 2 + 1 / (1 + place)}
 
 
 def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, note: str) -> Path:
@@ -43,10 +37,10 @@ def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, not
     height = 1.1 + 0.34 * len(frequencies) + 0.25 * len(patterns)
     figure = Figure(figsize=(10, height), layout="constrained")
     axis = figure.subplots()
-    rows = []
+    styles, rows = line_styles(models), []
     for row in frequencies:
         place = patterns.index(row.pattern) * (len(models) + 1) + models.index(row.model)
-        style: dict[str, Any] = model_style(row.model, models) | {"linestyle": "none"}
+        style: dict[str, Any] = styles[row.model] | {"linestyle": "none"}
         label = row.model if row.pattern == patterns[0] else None
         estimate = row.frequency or Estimate(float("nan"), float("nan"), float("nan"))
         width = error_bars([vars(estimate)])
@@ -120,8 +114,9 @@ def plot_dynamics(
 def _draw_held_out(
     axis: Any, curves: Mapping[str, Mapping[int, Estimate]], models: Sequence[str]
 ) -> None:
+    styles = line_styles(models)
     for model, curve in curves.items():
-        draw_curve(axis, model, curve, model_style(model, models) | {"markersize": 4})
+        draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
     axis.set(title="held-out pass@k after training", xlabel="k (samples)", ylim=(-0.02, 1.02))
     mark_ks(axis, curves)
 
@@ -134,12 +129,13 @@ def _draw_metric(
     window: int,
 ) -> None:
     """Each step thin, their moving average thick; runs that did not log the metric are left out."""
+    styles = line_styles(models)
     for name, rows in runs.items():
         points = [(row["step"], row[metric]) for row in rows if metric in row]
         if not points:
             continue
         steps, values = zip(*points, strict=True)
-        style = model_style(name, models) | {"marker": ""}
+        style = styles[name] | {"marker": ""}
         axis.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)
         axis.plot(steps, moving_average(values, window), label=name, **style)
     axis.set(title=DYNAMICS[metric], xlabel="optimizer step")
@@ -164,12 +160,12 @@ def plot_perplexity(
         note: the conditions, under the figure.
     """
     figure, axes = new_figure(len(problems))
-    rows = []
+    styles, rows = line_styles(values), []
     for axis, (problem, title) in zip(axes, problems.items(), strict=True):
         for model, result in values.items():
             ordered = np.sort(result.get(problem, []))
             shares = 1 - np.arange(len(ordered)) / max(1, len(ordered))
-            style = model_style(model, list(values)) | {"marker": ""}
+            style = styles[model] | {"marker": ""}
             axis.step(ordered, shares, where="pre", label=model, **style)
             rows += [
                 {"problem": problem, "model": model, "perplexity": p, "share_at_least": s}
@@ -216,7 +212,7 @@ def plot_trace(
     figure = Figure(figsize=(max(6.0, 1.2 + 0.19 * count), 4.6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     places = np.arange(count)
-    above.bar(places, trace.entropies[:count], color=COLOURS[1], edgecolor="#333333", linewidth=0.4)
+    above.bar(places, trace.entropies[:count], color=ORANGE, edgecolor="#333333", linewidth=0.4)
     if threshold is not None:
         above.axhline(threshold, color="#333333", linestyle="--", linewidth=1)
         above.annotate(
@@ -229,9 +225,7 @@ def plot_trace(
         )
         above.set_ylim(0, max(threshold * 1.25, 1.1 * max(trace.entropies[:count])))
     above.set_ylabel("entropy (nats)")
-    below.bar(
-        places, trace.log_guides[:count], color=COLOURS[2], edgecolor="#333333", linewidth=0.4
-    )
+    below.bar(places, trace.log_guides[:count], color=BLUE, edgecolor="#333333", linewidth=0.4)
     below.axhline(0, color="#333333", linewidth=0.8)
     limit = 1.15 * max(map(abs, trace.log_guides)) or 0.1
     below.set_ylim(-limit if min(trace.log_guides) < 0 else 0, limit)

@@ -22,7 +22,7 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.device import frees_models
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
-from sage_unsloth.models.tokenizers import template_for
+from sage_unsloth.models.tokenizers import open_tokenizer
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.overlap import overlap
@@ -244,7 +244,7 @@ def _with_templates(
     templates = []
     for number, spec in enumerate(models):
         expected = known.get(number, spec.template)
-        choice = template_for(spec.path, expected, spec.adapter, spec.prompt)
+        choice = open_tokenizer(spec.path, expected, spec.adapter, spec.prompt)[1]
         show(f"{spec.name}: {choice}")
         templates.append(replace(spec, template=choice.template))
     return templates

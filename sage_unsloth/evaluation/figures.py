@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.evaluation.intervals import Difference, Estimate
-from sage_unsloth.figures import curve_style, new_figure, save_figure
+from sage_unsloth.figures import line_styles, new_figure, save_figure
 
 PARTS = ("mean", "low", "high")
 
@@ -61,8 +61,9 @@ def plot_differences(
 
 def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
     """A curve with its band for each model."""
-    for number, (model, curve) in enumerate(curves.items()):
-        draw_curve(axis, model, curve, curve_style(number) | {"markersize": 4})
+    styles = line_styles(curves)
+    for model, curve in curves.items():
+        draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
     axis.set(xlabel="k (samples)", ylabel="pass@k", ylim=(-0.02, 1.02))
     mark_ks(axis, curves)
 
@@ -70,9 +71,9 @@ def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> N
 def draw_differences(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
     """A curve with its band for each pair."""
     axis.axhline(0, color="#555555", linewidth=0.8)
-    # The first colour is that of the model which the others are compared with.
-    for number, (pair, curve) in enumerate(curves.items(), 1):
-        draw_curve(axis, pair, curve, curve_style(number) | {"markersize": 4})
+    styles = line_styles(curves, first=1)  # the first is what the others are compared with
+    for pair, curve in curves.items():
+        draw_curve(axis, pair, curve, styles[pair] | {"markersize": 4})
     axis.set(xlabel="k (samples)", ylabel="difference of pass@k")
     mark_ks(axis, curves)
 

@@ -1,6 +1,7 @@
 """The model card of an export: what it is, how it was trained, what came out, an example."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,47 +10,13 @@ from sage_unsloth.export.card_example import example
 from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
+from sage_unsloth.runs.settings import EVALUATION, SAVING
 from sage_unsloth.runs.text import markdown, printable
+from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft_config import SftConfig
 
-SETTINGS = (
-    "stage",
-    "guide",
-    "rows",
-    "max_steps",
-    "epochs",
-    "batch_size",
-    "prompts_per_step",
-    "num_generations",
-    "max_prompt_length",
-    "max_completion_length",
-    "max_length",
-    "learning_rate",
-    "warmup_ratio",
-    "warmup_steps",
-    "weight_decay",
-    "beta",
-    "kl_estimator",
-    "kl_in",
-    "credit",
-    "advantages",
-    "entropy_coef",
-    "rehearsal_coef",
-    "rehearsal",
-    "reference",
-    "scale_rewards",
-    "full_finetuning",
-    "use_bias_correction_kl",
-    "loss_type",
-    "epsilon",
-    "epsilon_high",
-    "temperature",
-    "top_p",
-    "min_p",
-    "lora",
-    "load_in_4bit",
-    "template",
-    "seed",
-)
+UNUSED = (EVALUATION, SAVING)
+"""Groups of settings that change no weight."""
 METRICS = (
     "reward",
     "kl/ref_k3",
@@ -237,12 +204,16 @@ def _code(text: str) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What decided the result. The prompt has a part of its own."""
+    stage = RlvrConfig if settings.get("stage") == "rlvr" else SftConfig
+    own = [item.name for item in fields(stage) if item.metadata["group"] not in UNUSED]
+    own.remove("prompt")
     rows = []
-    for key in SETTINGS:
+    for key in ("stage", "guide", "rows", *own):
         value = settings.get(key)
         if isinstance(value, Mapping):
             rows += [(f"{key}.{inner}", v) for inner, v in value.items()]
-        elif value is not None:
+        elif value not in (None, "", []):
             rows.append((key, value))
     return rows
 

@@ -42,6 +42,7 @@ def load_policy(
     seed: int = 3407,
     template: str | None = None,
     prompt: PromptFormat | None = None,
+    tokenizer: Any = None,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer, ready for Unsloth's trainers.
 
@@ -66,6 +67,8 @@ def load_policy(
         template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
             `templates.choose_template` says.
         prompt: the format of the prompts; None takes what `templates.choose_format` says.
+        tokenizer: of this model, from `load_tokenizer`, where it is loaded already; Unsloth's GPU
+            loader loads its own.
 
     Raises:
         ValueError: full fine-tuning with an adapter, or in fewer than 32 bits; see
@@ -98,7 +101,10 @@ def load_policy(
         # Every weight is trained in float32: in bfloat16 alone, small steps are lost in rounding.
         sixteen = has_gpu() and not full_finetuning
         own, device = (sixteen_bit_dtype() if sixteen else "float32"), process_device()
-        model, tokenizer = _load_plain(path, lora, adapter, seed, dtype=dtype or own, device=device)
+        dtype = dtype or own
+        model, tokenizer = _load_plain(
+            path, lora, adapter, seed, tokenizer, dtype=dtype, device=device
+        )
     elif has_gpu():
         import torch
 
@@ -118,7 +124,17 @@ def load_policy(
             **(engine_arguments or {}),
         )
     else:
-        model, tokenizer = _load_on_cpu(path, lora, adapter, seed, dtype or "float32", load_in_4bit)
+        model, tokenizer = _load_plain(
+            path,
+            lora,
+            adapter,
+            seed,
+            tokenizer,
+            dtype=dtype or "float32",
+            device="cpu",
+            load_in_4bit=load_in_4bit,
+        )
+        model = prepare_for_cpu(model)
     if lora is not None and adapter is not None:
         _load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
@@ -164,25 +180,12 @@ def _load_on_gpu(
     return model, tokenizer
 
 
-def _load_on_cpu(
-    path: str | Path,
-    lora: LoraSettings | None,
-    adapter: str | Path | None,
-    seed: int,
-    dtype: str,
-    load_in_4bit: bool,
-) -> tuple[Any, Any]:
-    model, tokenizer = _load_plain(
-        path, lora, adapter, seed, dtype=dtype, device="cpu", load_in_4bit=load_in_4bit
-    )
-    return prepare_for_cpu(model), tokenizer
-
-
 def _load_plain(
     path: str | Path,
     lora: LoraSettings | None,
     adapter: str | Path | None,
     seed: int,
+    tokenizer: Any,
     *,
     dtype: str,
     device: str,
@@ -196,7 +199,8 @@ def _load_plain(
     numbers = getattr(torch, dtype)
     options = {"quantization_config": four_bit_config(numbers)} if load_in_4bit else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=numbers, use_safetensors=True, **options
         )

@@ -23,6 +23,7 @@ from sage_unsloth.prompts import (
     turns_part,
 )
 from sage_unsloth.runs.files import read_json
+from sage_unsloth.runs.record import read_record
 
 MARK = "what this turn says"
 
@@ -200,10 +201,10 @@ def _training(
         # The model of an RL run is merged when a second stage starts from it; it need not be there.
         if folder is None or not (Path(folder).is_dir() or Path(folder).name == "model"):
             continue
-        places = ((Path(folder).absolute().parent / "run.json", "settings"),)
-        places += ((Path(folder) / "export.json", "run"),)
-        for file, key in places:
-            settings = read_json(file).get(key, {}) if file.is_file() else {}
+        exported = Path(folder) / "export.json"
+        run = read_record(Path(folder).absolute().parent) or {}
+        export = read_json(exported) if exported.is_file() else {}
+        for settings in (run.get("settings", {}), export.get("run", {})):
             if settings.get("stage") in ("sft", "rlvr"):
                 return folder, settings
     return None, None

@@ -23,7 +23,18 @@ def load_tokenizer(
     adapter: str | Path | None = None,
     prompt: PromptFormat | None = None,
 ) -> Any:
-    """The tokenizer of a model folder or hub id, with its chat template and a pad token of its own.
+    """`open_tokenizer`'s tokenizer."""
+    return open_tokenizer(path, template, adapter, prompt)[0]
+
+
+def open_tokenizer(
+    path: str | Path,
+    template: str | None = None,
+    adapter: str | Path | None = None,
+    prompt: PromptFormat | None = None,
+) -> tuple[Any, TemplateChoice]:
+    """The tokenizer of a model folder or hub id, with its chat template and a pad token of its own,
+    and why it has this template.
 
     Args:
         path: of the model.
@@ -45,29 +56,7 @@ def load_tokenizer(
     stops = load_stop_tokens(path, tokenizer)
     prompt = choose_format(path, prompt, adapter)
     choice = choose_template(path, tokenizer, stops, template, adapter, prompt)
-    return prepare_tokenizer(tokenizer, config, stops, path, choice.template, prompt)
-
-
-def template_for(
-    path: str | Path,
-    expected: str | None = None,
-    adapter: str | Path | None = None,
-    prompt: PromptFormat | None = None,
-) -> TemplateChoice:
-    """`choose_template` for a model folder or hub id, whose tokenizer is loaded for it.
-
-    Raises:
-        ValueError: it cannot be loaded, or see `choose_template`.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except OSError as error:
-        raise ValueError(not_found(path, error)) from error
-    prompt = choose_format(path, prompt, adapter)
-    stops = load_stop_tokens(path, tokenizer)
-    return choose_template(path, tokenizer, stops, expected, adapter, prompt)
+    return prepare_tokenizer(tokenizer, config, stops, path, choice.template, prompt), choice
 
 
 def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.runs.files import read_json
+from sage_unsloth.runs.record import RECORD, read_record
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,14 @@ def read_run(folder: str | Path, model_path: str | Path | None = None, which: st
             starting model is not known.
     """
     folder = Path(folder)
-    path = folder / "run.json"
+    record = read_record(folder)
     inside = ", ".join(sorted(p.parent.name for p in folder.glob("*/run.json")))
     hint = f"; give one of {inside} in it" if inside else ""
-    if not path.exists():
+    if record is None:
         raise ValueError(
             f"what a run trained is in the folder of an SFT or RL run, with run.json; got {folder}"
             f"{hint}"
         )
-    record = read_json(path)
     if record["settings"].get("stage") not in ("sft", "rlvr"):
         raise ValueError(f"it takes an SFT or RL run; {folder} is another kind{hint}")
     adapter, merged = (p if p.exists() else None for p in (folder / "adapter", folder / "model"))
@@ -107,7 +107,7 @@ def read_run(folder: str | Path, model_path: str | Path | None = None, which: st
     model_path = model_path or record.get("model_path")
     if model_path is None:
         raise ValueError(
-            f"the starting model must be known; {path} does not name its path, only "
+            f"the starting model must be known; {folder / RECORD} does not name its path, only "
             f"{record['settings'].get('model')!r}; give it by --model (export), or as "
             f"MODEL+{adapter or folder} (evaluate)"
         )

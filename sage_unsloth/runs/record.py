@@ -1,5 +1,7 @@
 """`run.json`: a run's settings, versions, machine and commit, and which run a folder belongs to."""
 
+import copy
+import functools
 import hashlib
 import json
 import logging
@@ -26,6 +28,7 @@ PACKAGES = (
     "math-verify",
 )
 """Packages whose versions are recorded."""
+RECORD = "run.json"
 NOT_CODE = ("__pycache__", "data")
 """Folders of the package that `code_tree` leaves out; an installed one has its data inside."""
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -78,10 +81,9 @@ def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes:
         ValueError: the folder belongs to a run with other settings, or to something else.
     """
     folder = Path(folder)
-    record = folder / "run.json"
+    record = folder / RECORD
     settings = json.loads(json.dumps(settings))  # as they will be read back
-    if record.exists():
-        recorded = read_json(record)
+    if (recorded := read_record(folder)) is not None:
         if not begun:
             write_json(record, {"settings": settings, "environment": environment()} | notes)
             return folder
@@ -92,6 +94,26 @@ def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes:
     refuse_strangers(folder)
     write_json(record, {"settings": settings, "environment": environment()} | notes)
     return folder
+
+
+def read_record(folder: str | Path) -> dict | None:
+    """`run.json` of a folder, or None. One that was not written since is read once by a process.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    file = Path(folder) / RECORD
+    try:
+        written = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    version = written.st_ino, written.st_mtime_ns, written.st_size
+    return copy.deepcopy(_read_version(file.absolute(), *version))
+
+
+@functools.lru_cache(maxsize=64)
+def _read_version(file: Path, *version: int) -> dict:
+    return read_json(file)
 
 
 def refuse_strangers(folder: Path) -> None:

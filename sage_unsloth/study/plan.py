@@ -121,6 +121,14 @@ class Plan:
                 )
         return jobs
 
+    def dose_jobs(self) -> list[Job]:
+        """What each guide does on completions of the start model, which are there by then."""
+        return [
+            self._job(f"{point.file_name}_dose", "measure_guide", {"point": point})
+            for point in self.points
+            if point.configure(self.task.rlvr, self.task.common)[1] is not None
+        ]
+
     def variant_jobs(self) -> list[Job]:
         """Evaluations of the baseline's variants, a process for each of its runs."""
         jobs = []
@@ -165,7 +173,7 @@ class Plan:
         """Optimizer steps and completions of an evaluation that jobs are of."""
         usual, samples = self.task.sampling.num_samples, 0
         for job in jobs:
-            if job.name != "sft":
+            if job.name != "sft" and not job.name.endswith("_dose"):
                 models = len(job.arguments.get("variants", (None,)))
                 samples += models * job.arguments.get("num_samples", usual)
         return sum(job.max_steps for job in jobs), samples * self.task.num_problems

@@ -7,7 +7,7 @@ from typing import Any
 
 from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.intervals import Estimate
-from sage_unsloth.figures import curve_style, error_bars, write_table
+from sage_unsloth.figures import error_bars, line_styles, write_table
 from sage_unsloth.runs.files import write_json, write_text
 from sage_unsloth.study.free_lines import TITLES
 from sage_unsloth.study.plan import Plan
@@ -66,7 +66,8 @@ def draw_frontier(report: Mapping[str, Any], path: Path, note: str) -> None:
         axis.plot(x, y, color=GREY, linestyle=dashes, marker=".", linewidth=1, label=TITLES[name])
         rows += [{"line": name, "point": node["label"], "pass@1": node["pass@1"],
                   f"pass@{k}": node["pass@k"]} for node in nodes]  # fmt: skip
-    for number, (point, row) in enumerate(item["points"].items()):
+    styles = line_styles(item["points"])
+    for point, row in item["points"].items():
         x, y = row["level"]["1"]["mean"], row["level"][k]["mean"]
         rows.append({"line": "", "point": point, "pass@1": x, f"pass@{k}": y})
         if point == START:
@@ -76,7 +77,7 @@ def draw_frontier(report: Mapping[str, Any], path: Path, note: str) -> None:
         if row["to_baseline"]:
             for end, at in (("xerr", "1"), ("yerr", k)):
                 bars[end] = error_bars([row["to_baseline"][at]])
-        style: dict[str, Any] = curve_style(number) | {"linestyle": "none"}
+        style: dict[str, Any] = styles[point] | {"linestyle": "none"}
         axis.errorbar([x], [y], **bars, capsize=2, elinewidth=1, label=point, **style)
     axis.set(xlabel="pass@1", ylabel=f"pass@{k}")
     axis.grid(alpha=0.25)

@@ -6,6 +6,7 @@ Everything that a report says is computed from that one file, without training a
     runs       point, seed; of each set n and the correct completions of each problem; the series
                of training; seconds, commit and versions
     start, variants    the model that every run begins with, and the baseline's free variants
+    doses      of each guide on completions of the start model
 
 Shapes: S seeds, P problems, U units.
 """
@@ -20,8 +21,7 @@ import numpy as np
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_text
 from sage_unsloth.runs.record import environment
-from sage_unsloth.study.chord import Place
-from sage_unsloth.study.mixture import mixture_pass_at_k, random_attempt
+from sage_unsloth.study.chord import Place, mixture_pass_at_k, random_attempt
 from sage_unsloth.study.plan import Plan
 from sage_unsloth.study.points import START
 
@@ -66,6 +66,7 @@ def collect(plan: Plan) -> dict[str, Any]:
         },
         "start": read_json(plan.result(START)),
         "variants": [variant for variant in variants if variant["seed"] in complete],
+        "doses": [read_json(job.result) for job in plan.dose_jobs() if job.result.exists()],
         "runs": [read_json(file) for seed in complete for file in names[seed]],
     }
 
@@ -151,3 +152,40 @@ class Tables:
         """Group of problems -> (P,) bool."""
         families = np.array(self.families)
         return {family: families == family for family in dict.fromkeys(self.families)}
+
+
+# --- groups of problems: the mean is a weighted mean over them, and its change a sum ---
+
+
+def family_weights(families: Sequence[str], units: Sequence[str]) -> dict[str, float]:
+    """Family -> its share of the units."""
+    of_unit = dict(zip(units, families, strict=True))
+    names = list(dict.fromkeys(families))
+    return {name: list(of_unit.values()).count(name) / len(of_unit) for name in names}
+
+
+def family_curves(
+    values_KSP: Mapping[int, np.ndarray], families: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Family -> k -> mean pass@k; keys of k are text, as in JSON."""
+    member = np.array(families)
+    return {
+        family: {
+            str(k): float(values[:, member == family].mean()) for k, values in values_KSP.items()
+        }
+        for family in dict.fromkeys(families)
+    }
+
+
+def family_parts(
+    start: Mapping[str, Mapping[str, float]],
+    trained: Mapping[str, Mapping[str, float]],
+    weights: Mapping[str, float],
+) -> dict[str, Any]:
+    """Family -> k -> what it adds to the change of the mean; `all` -> k -> their sum."""
+    parts = {
+        family: {k: weight * (trained[family][k] - start[family][k]) for k in trained[family]}
+        for family, weight in weights.items()
+    }
+    first = next(iter(parts.values()))
+    return parts | {"all": {k: sum(part[k] for part in parts.values()) for k in first}}

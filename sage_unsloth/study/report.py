@@ -3,12 +3,12 @@
 Shapes: S seeds, P problems, U units.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from sage_unsloth.study.corrections import ALPHA, holm, p_value
 from sage_unsloth.study.crossed import (
     CrossedEstimate,
     components,
@@ -16,12 +16,19 @@ from sage_unsloth.study.crossed import (
     detectable_difference,
 )
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
-from sage_unsloth.study.families import family_curves, family_parts, family_weights
 from sage_unsloth.study.free_lines import above_lines, envelope, free_lines, means_of
-from sage_unsloth.study.guessing import guess_bounds, main_k, says_something
 from sage_unsloth.study.points import START, Point, strengths_of
-from sage_unsloth.study.records import Tables, by_unit
-from sage_unsloth.study.verdicts import MATTERS, verdict
+from sage_unsloth.study.records import Tables, by_unit, family_curves, family_parts, family_weights
+from sage_unsloth.study.verdicts import (
+    ALPHA,
+    MATTERS,
+    guess_bounds,
+    holm,
+    main_k,
+    p_value,
+    says_something,
+    verdict,
+)
 
 LEAST_DOSE = 0.01
 """Nats of Σ log q a completion: a guide that did less was not on."""
@@ -35,8 +42,8 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
     first = next(iter(data["sets"]))
     sets = {name: _set_report(data, Tables(data, name)) for name in data["sets"]}
     main = Tables(data, first)
-    doses = _doses(data, main, sets[first]["k"])
-    off = {row["point"] for row in doses if row["no_verdict"]}
+    dose = doses(data, main, sets[first]["k"])
+    off = {row["point"] for row in dose if row["no_verdict"]}
     for item in sets.values():
         _give_verdicts(item, off, len(main.seeds))
     return {
@@ -47,7 +54,7 @@ def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
         "settings": data["settings"],
         "environment": data["environment"],
         "sets": sets,
-        "dose": doses,
+        "dose": dose,
         "claims": _claims(data, main, sets[first]["ks"], off),
         "comparisons": sum(_count(item) for item in sets.values()),
     }
@@ -167,16 +174,23 @@ def _detectable(tables: Tables, values: Mapping, k: int) -> dict[str, float] | N
     return detectable
 
 
-def _doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any]]:
+def doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any]]:
     """What each guide did in training, and what that could change of pass@k."""
     points, rows = points_of(data), []
+    measured = {dose["point"]: dose for dose in data.get("doses", ())}
     for point in points.values():
         dose = measure_dose(tables.of(point.name))
         if dose is None:
             continue
         row: dict[str, Any] = {"point": point.name} | dose
-        total = abs(dose.get("log_guide_sum", dose.get("log_guide_sum_at_most", 0.0)))
-        row["no_verdict"] = total < LEAST_DOSE
+        at_start = measured.get(point.name, {})
+        row |= {name: at_start.get(name) for name in ("correct", "wrong")}
+        # Branch alone multiplies the pull to the reference, by q >= 1, whatever the token is. Of
+        # other guides Σ log q may cancel in the mean, so its spread counts too.
+        is_branch = str(data["points"][point.name]["guide"]).startswith("BranchGuide(")
+        total = dose.get("log_guide_sum", dose.get("log_guide_sum_at_most", 0.0))
+        spread = 0.0 if is_branch else at_start.get("spread", math.inf)
+        row["no_verdict"] = max(abs(total), spread) < LEAST_DOSE
         twin = points.get(data["points"][point.name]["twin"])
         if twin is not None:
             line = strengths_of(twin, list(points.values()))
@@ -185,7 +199,7 @@ def _doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, An
             if min(difference.shape) > 1:
                 detectable = detectable_difference(components(difference), *difference.shape)
             possible = None
-            if len(line) > 1 and twin.settings[0][0] == "beta":
+            if is_branch and len(line) > 1 and twin.settings[0][0] == "beta":
                 many = [float(tables.values(item.name, k).mean()) for item in line]
                 strengths = [item.settings[0][1] for item in line]
                 possible = possible_change(dose["guide_mean"], line.index(twin), many, strengths)

@@ -155,10 +155,12 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
     """Everything that is not complete, each in a process of its own."""
     plan.result("").parent.mkdir(exist_ok=True)
     memory = MEMORY if plan.task.is_small else MEMORY + 6 * _size_of(plan.task.model)
-    everything = plan.run_jobs() + plan.variant_jobs()
-    if plan.task.sft is not None:
-        everything.insert(0, plan.sft_job())
-    left = [job for job in everything if not job.is_complete]
+
+    def stages() -> list[list[Job]]:
+        first = [] if plan.task.sft is None else [plan.sft_job()]
+        return [first, plan.run_jobs(), plan.dose_jobs() + plan.variant_jobs()]
+
+    left = [job for stage in stages() for job in stage if not job.is_complete]
     count, why = choose_processes(left, processes, long=True, memory=memory)
     if not left:
         return
@@ -176,10 +178,7 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
             show(f"{job.name} took {seconds:.0f} s. {cost_text(plan, rest, count)}")
 
     folder = plan.out / "processes"
-    stages: list[list[Job]] = [plan.run_jobs(), plan.variant_jobs()]
-    if plan.task.sft is not None:
-        stages.insert(0, [plan.sft_job()])
-    for jobs in stages:
+    for jobs in stages():
         if todo := [job for job in jobs if not job.is_complete]:
             run_side_by_side(todo, count, folder, threads=threads, ended=tell_pace)
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier call that failed

@@ -13,7 +13,7 @@ from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, is_small
 from sage_unsloth.models.templates import choose_format
-from sage_unsloth.models.tokenizers import load_tokenizer, template_for
+from sage_unsloth.models.tokenizers import open_tokenizer
 from sage_unsloth.own_code import named_object
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.problems import arithmetic
@@ -208,12 +208,11 @@ def own_task(
         check_fits(setup_of(point.preset, config, gib), gib)
     if point.unmerged:
         merge_run(point.unmerged)
-    choice = template_for(point.model, template, point.adapter, config.prompt)
-    config = replace(config, template=choice.template)
     checker = None if verifier is None else get_verifier(verifier)
     answered = any(reward.function is None for reward in get_rewards(rewards))
     result = rl_rows(data=data, limit=None, columns=columns, verifier=checker, answered=answered)
-    tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
+    tokenizer, choice = open_tokenizer(point.model, template, point.adapter, config.prompt)
+    config = replace(config, template=choice.template)
     corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
     show(f"{point}\n{choice}\n{result.origin()}; {len(corpus.rows):,} rows to train on")
     requested = tuple(_own_benchmark(text, columns, group, guess, corpus) for text in benchmarks)

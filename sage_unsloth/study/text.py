@@ -6,9 +6,8 @@ from typing import Any
 from sage_unsloth.figures import table_text
 from sage_unsloth.study.chord import LARGEST_STEP
 from sage_unsloth.study.free_lines import TITLES
-from sage_unsloth.study.guessing import LARGEST_SHARE
 from sage_unsloth.study.points import START
-from sage_unsloth.study.verdicts import MATTERS
+from sage_unsloth.study.verdicts import LARGEST_SHARE, MATTERS
 
 NO_VALUE = "–"
 
@@ -64,11 +63,12 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
             beside = row["to_lines"].get(k)
             if beside and "line" in beside:
                 parts.append(
-                    f"beside what costs no training ({TITLES[beside['line']]}, the highest line at "
-                    f"its pass@1) pass@{k} {cell(beside)}: {row['verdicts'][f'to_lines@{k}']}"
+                    f"beside what needs no other method ({TITLES[beside['line']]}, the highest "
+                    f"line at its pass@1) pass@{k} {cell(beside)}: "
+                    f"{row['verdicts'][f'to_lines@{k}']}"
                 )
             elif beside:
-                parts.append(f"beside what costs no training: {beside['why']}")
+                parts.append(f"beside what needs no other method: {beside['why']}")
         lines.append(f"**`{point}`**: " + "; ".join(parts) + ".")
     return lines
 
@@ -176,14 +176,14 @@ def _set_parts(report: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
 
 def _line_parts(item: Mapping[str, Any]) -> list[str]:
     ks = [k for k in item["ks"] if k != "1"]
-    rows = [["", "highest line", *(f"pass@{k}" for k in ks)]]
+    rows = [["", "highest line", *_headers(item)[1:]]]
     for point, row in item["points"].items():
         if not row["to_lines"]:
             continue
         names = dict.fromkeys(row["to_lines"][k].get("line", "none has its pass@1") for k in ks)
         rows.append([point, ", ".join(names), *(cell(row["to_lines"][k]) for k in ks)])
     return [
-        "Minus the highest of the lines that cost no training, at the point's own pass@1: "
+        "Minus the highest of the lines that need no other method, at the point's own pass@1: "
         + ", ".join(f"{name} ({TITLES[name]})" for name in item["lines"])
         + f". Lines are interpolated between neighbours at most a factor {LARGEST_STEP:g} apart "
         "and have no value beyond their ends.",
@@ -226,7 +226,8 @@ def _group_parts(item: Mapping[str, Any]) -> list[str]:
 
 
 def _dose_parts(report: Mapping[str, Any]) -> list[str]:
-    rows = [["point", "tokens touched", "mean q", "Σ log q a completion, nats", "could change"]]
+    rows = [["point", "tokens touched", "mean q", "Σ log q a completion", "could change"]]
+    rows[0] += ["Σ log q, correct", "Σ log q, wrong"]
     for row in report["dose"]:
         total, at_most = row.get("log_guide_sum"), row.get("log_guide_sum_at_most", 0.0)
         rows.append(
@@ -236,13 +237,24 @@ def _dose_parts(report: Mapping[str, Any]) -> list[str]:
                 f"{row['guide_mean']:.5f}",
                 f"<= {at_most:.3f}" if total is None else f"{total:+.3f}",
                 NO_VALUE if row.get("possible") is None else f"{row['possible']:+.4f}",
+                *(
+                    NO_VALUE if row[name] is None else f"{row[name]:+.3f}"
+                    for name in ("correct", "wrong")
+                ),
             ]
         )
+    pays = [
+        f"`{row['point']}`"
+        for row in report["dose"]
+        if None not in (row["correct"], row["wrong"]) and row["wrong"] > row["correct"]
+    ]
     off = [f"`{row['point']}`" for row in report["dose"] if row["no_verdict"]]
     return [
         "What each guide did in training, means over seeds and steps. What that could change "
-        "follows from the slope of the same method's line over β without the guide.",
+        "follows from the slope of the same method's line over β without the guide. The last two "
+        "columns are of completions of the start model, before training. Σ log q is in nats.",
         markdown_table(rows),
+        *([f"Paid wrong completions more than correct ones: {', '.join(pays)}."] if pays else []),
         *([f"No verdict on {', '.join(off)}: the guide did nearly nothing."] if off else []),
     ]
 

@@ -1,4 +1,20 @@
-"""What the interval of a difference says of a claim."""
+"""What an interval says: of a claim, of several claims together, and where it says nothing.
+
+Each of several claims may come out by chance; Holm's correction (1979) bounds the chance that any
+of them does.
+
+With one of twelve workings right, k blind attempts solve 1 − (1 − 1/12)^k of the problems: .50 at
+k = 8 and .94 at k = 32. A model that answers more widely is then "better" at k = 32 without being
+able to do more. No verdict is given at such a k.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from sage_unsloth.study.crossed import CrossedEstimate
 
 MATTERS = 0.03
 """Smaller differences of pass@k count as none: about the largest gain in SAGE's tables."""
@@ -18,3 +34,56 @@ def verdict(kind: str, low: float, high: float, matters: float = MATTERS) -> str
     if low > 0:
         return "supported"
     return "not supported" if high < matters else "undecided"
+
+
+# --- several claims ---
+
+ALPHA = 0.05
+
+
+def p_value(result: CrossedEstimate, threshold: float) -> float:
+    """Two-sided, of an interval's own t distribution: below .05 where the 95 % interval lies above
+    `threshold`.
+    """
+    if not result.error:
+        return 0.0 if result.mean > threshold else 1.0
+    return min(1.0, 2 * float(student.sf((result.mean - threshold) / result.error, result.freedom)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values in the same order: the i-th smallest of n times n − i + 1, not decreasing,
+    at most 1.
+    """
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+# --- guessing ---
+
+LARGEST_SHARE = 0.8
+"""Of the start model's pass@k: from there on guessing explains too much of it for a verdict."""
+
+
+def guess_bounds(chances_P: np.ndarray, ks: Sequence[int]) -> dict[int, np.ndarray]:
+    """k -> (P,) the chance that k blind attempts include a correct one, 1 − (1 − p)^k."""
+    return {k: 1 - (1 - chances_P) ** k for k in ks}
+
+
+def says_something(bound: float, start: float) -> bool:
+    """Whether a verdict at this k is about more than guessing.
+
+    Args:
+        bound: mean pass@k of blind attempts.
+        start: the start model's mean pass@k.
+    """
+    return bound < LARGEST_SHARE * start
+
+
+def main_k(rows: Mapping[str, Mapping[str, Any]]) -> int:
+    """The largest k that `says_something`; of none the smallest k."""
+    usable = [int(k) for k, row in rows.items() if row["usable"]]
+    return max(usable, default=min(map(int, rows)))

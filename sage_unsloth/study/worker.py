@@ -8,7 +8,7 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,22 @@ from sage_unsloth.evaluation.evaluator import choose_engine, sample_models
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.evaluation.record_tables import RecordSet
 from sage_unsloth.models.device import frees_models, release_memory
+from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.trained import trained_in_4bit
 from sage_unsloth.runs.files import read_json, whole_folder, write_json
 from sage_unsloth.runs.record import environment
+from sage_unsloth.runs.text import file_name
+from sage_unsloth.sampling.record_files import read_set
 from sage_unsloth.study.plan import EARLY, SCALE, SERIES
-from sage_unsloth.study.points import Point
+from sage_unsloth.study.points import START, Point
 from sage_unsloth.study.tasks import Task
+from sage_unsloth.training.guide_dose import guide_dose
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
+
+SCORED = 400
+"""Completions of the start model that a guide's dose is measured on, at most."""
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +156,36 @@ def sample_variants(
         total += seconds
     record = {"variants": rows, "seconds": {"evaluate": total}, "environment": environment()}
     write_json(result, record)
+
+
+@frees_models
+def measure_guide(task: Task, out: Path, point: Point, result: Path) -> None:
+    """What the guide of a point does on the start model's completions of the first benchmark."""
+    config, guide = point.configure(task.rlvr, task.common)
+    assert guide is not None
+    benchmark = task.benchmarks[0]
+    (file,) = (out / "evaluation" / START / "samples" / file_name(benchmark.name)).glob("*.jsonl")
+    records = sorted(read_set(file)[1], key=lambda record: record["sample"])[:SCORED]
+    path, adapter = start_model(task, out)
+    model, tokenizer = load_policy(
+        path,
+        adapter=adapter,
+        load_in_4bit=adapter is not None and trained_in_4bit(adapter),
+        template=task.template,
+        prompt=task.prompt,
+    )
+    dose = guide_dose(
+        records,
+        guide,
+        model.eval(),
+        tokenizer,
+        benchmark.rows,
+        temperature=config.temperature,
+        max_steps=config.max_steps,
+        scale_rewards=config.scale_rewards,
+    )
+    row = {"point": point.name, "completions": len(records)} | asdict(dose)
+    write_json(result, row | {"environment": environment()})
 
 
 def scale_adapter(adapter: Path, scale: float, folder: Path) -> Path:

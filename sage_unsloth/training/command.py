@@ -44,7 +44,7 @@ def add_sft(commands: Any) -> None:
 def _sft(options: argparse.Namespace) -> int:
     with naming_options(SftConfig):
         settings = _settings(options, SftConfig)
-        from sage_unsloth.training.recipes import run_sft
+        from sage_unsloth.training.sft_recipe import run_sft
 
         run_sft(
             options.out,

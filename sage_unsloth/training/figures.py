@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.figures import COLOURS, STYLES, new_figure, save_figure
+from sage_unsloth.figures import line_styles, new_figure, save_figure
 
 AT_K = re.compile(r"eval/pass@(\d+)")
 GUESS = "blind attempts"
@@ -34,25 +34,22 @@ def plot_training(
     curves = next(iter(held_out_panels(every_row).values()), {})
     panels |= {metric: f"held-out {label}" for label, metric in curves.items() if label != GUESS}
     figure, axes = new_figure(len(panels))
+    styles = line_styles(runs, first=1)  # the first is what they started from
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
-        for number, (name, rows) in enumerate(runs.items()):
+        for name, rows in runs.items():
             points = [(row["step"], row[metric]) for row in rows if metric in row]
             if not points:
                 continue
             steps, values = zip(*points, strict=True)
-            # The same colour and style as in the pass@k figure, whose first curve is SFT.
-            style = {
-                "color": COLOURS[(number + 1) % len(COLOURS)],
-                "linestyle": STYLES[(number + 1) % len(STYLES)],
-            }
+            style = styles[name]
             if metric in curves.values():  # few, and of many completions each
-                plot_evaluations(axis, rows, metric, label=name, marker="o", **style)
+                plot_evaluations(axis, rows, metric, label=name, **style)
                 continue
             if len(values) < 2 * window:  # a mean over them would look like a course
-                axis.plot(steps, values, color=style["color"], marker="o", linestyle="", label=name)
+                axis.plot(steps, values, label=name, **style | {"linestyle": ""})
                 continue
             axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
-            axis.plot(steps, moving_average(values, window), label=name, **style)
+            axis.plot(steps, moving_average(values, window), label=name, **style | {"marker": ""})
         axis.set(title=title, xlabel="optimizer step")
     longest = max((len(rows) for rows in runs.values()), default=0)
     few = f"points: each step; {longest} are too few to show a trend"

@@ -17,8 +17,6 @@ def split_rows(
     config: RlvrConfig,
     rows: Sequence[dict],
     held_out: Sequence[dict] | None = None,
-    *,
-    graded: bool = True,
 ) -> tuple[list[dict], list[dict]]:
     """(training rows, held-out rows); without evaluations all rows are to train on.
 
@@ -26,15 +24,12 @@ def split_rows(
         config: `eval_rows` are held out of `rows`, at most a quarter, at even distances.
         rows: dicts with `problem` and `answer`.
         held_out: the held-out rows, where they are given; each gets an `id` if it has none.
-        graded: whether answers are checked.
 
     Rows with the problem of a held-out one are not trained on, which is logged.
 
     Raises:
-        ValueError: held-out rows and no evaluation, or no answers that are checked; too few rows; a
-            row without a problem or an answer, or with the id of another.
+        ValueError: too few rows; a row without a problem or an answer, or with the id of another.
     """
-    check_evaluations(config, None if held_out is None else len(held_out), graded=graded)
     if not config.eval_steps:
         return list(rows), []
     if held_out is None:

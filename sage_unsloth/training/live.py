@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.figures import COLOURS, curve_style, new_figure
+from sage_unsloth.figures import BLUE, line_styles, new_figure
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.progress import in_notebook
 from sage_unsloth.training.figures import held_out_panels, moving_average, plot_evaluations
@@ -108,12 +108,13 @@ def live_figure(rows: Sequence[Mapping[str, Any]], window: int = 9) -> bytes | N
     figure, axes = new_figure(len(panels) + len(held_out))
     for axis, (title, points) in zip(axes, panels.items(), strict=False):
         steps, values = zip(*points, strict=True)
-        axis.plot(steps, values, color=COLOURS[2], alpha=0.25, linewidth=0.8)
-        axis.plot(steps, moving_average(values, window), color=COLOURS[2])
+        axis.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
+        axis.plot(steps, moving_average(values, window), color=BLUE)
         axis.set(title=title, xlabel="optimizer step")
     for axis, (title, curves) in zip(axes[len(panels) :], held_out.items(), strict=True):
-        for number, (label, metric) in enumerate(curves.items()):
-            plot_evaluations(axis, rows, metric, label=label, **curve_style(number + 2))
+        styles = line_styles(curves, first=2)
+        for label, metric in curves.items():
+            plot_evaluations(axis, rows, metric, label=label, **styles[label])
         axis.legend(frameon=False, fontsize=8)
         axis.set(title=title, xlabel="optimizer step")
     png = io.BytesIO()

@@ -2,107 +2,25 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker, Grade
-from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.models.device import has_gpu, release_memory
-from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.device import has_gpu
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.sources import SUFFIXES
 from sage_unsloth.prompts import PromptFormat
-from sage_unsloth.runs.files import read_json, write_json
-from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
-from sage_unsloth.sampling.record_sets import sample_and_grade
+from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.embedded_settings import SAMPLING
-from sage_unsloth.training.preflight import REPORT, SHARES, answers_remedy, signal
+from sage_unsloth.training.preflight import REPORT, SHARES, answers_remedy
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
-from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path, result_folder
+from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path
 
 HELD_OUT = "HELD_OUT.jsonl"
 """Stands for a file of questions that were not trained on."""
-SAMPLES = 4  # completions of each held-out row, before and after SFT
-
-
-def before_and_after(
-    config: SftConfig,
-    start: str | Path,
-    merged: Path,
-    rows: Sequence[dict],
-    out: str | Path,
-    checker: Checker = MATH,
-    rollouts: RlvrConfig | None = None,
-) -> list[dict]:
-    """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
-    `before_after.json`. After training in 4 bits it is the adapter on these weights, as trained.
-    They are sampled as `rollouts` of RL on this model will be.
-    """
-    report = Path(out) / "before_after.json"
-    if report.exists():
-        return json.loads(report.read_text(encoding="utf-8"))
-    folder = Path(out) / "held-out"
-    folder.mkdir(exist_ok=True)
-    rollouts = rollouts or RlvrConfig()
-    sampling = SamplingConfig(
-        num_samples=SAMPLES,
-        temperature=rollouts.temperature,
-        top_p=rollouts.top_p,
-        min_p=rollouts.min_p,
-        max_completion_length=config.max_length // 2,
-        batch_size=8,
-        seed=config.seed,
-    )
-    table = []
-    after = (start, merged.parent / "adapter") if config.load_in_4bit else (merged, None)
-    for name, (path, adapter) in {"before": (start, None), "after": after}.items():
-        release_memory()  # of the model before
-        model, tokenizer = load_policy(
-            path,
-            adapter=adapter,
-            max_length=config.max_length,
-            load_in_4bit=config.load_in_4bit,
-            template=config.template,
-            prompt=config.prompt,
-        )
-        records = sample_and_grade(
-            sampling,
-            TransformersEngine(model, tokenizer),
-            rows,
-            folder / f"{name}.jsonl",
-            model=f"{name} SFT",
-            benchmark="held-out",
-            boxed=False,
-            checker=checker,
-            prompt=config.prompt,
-        )
-        del model
-        result = signal(records)
-        table.append(
-            {
-                "model": f"{name} SFT",
-                "in format": f"{result['format_rate']:.3f}",
-                "parsed": f"{result['parsed_rate']:.3f}",
-                "right": f"{result['solve_rate']:.3f}",
-                "cut": f"{result['truncation_rate']:.3f}",
-                "tokens": f"{result['mean_tokens']:.0f}",
-            }
-        )
-    write_json(report, table)
-    return table
-
-
-def ungraded_text(rows: Sequence[dict], checker: Checker) -> str:
-    """What is said of rows that were to be held out and cannot be graded; empty without any."""
-    if not rows:
-        return ""
-    return (
-        f"{len(rows)} of the rows to train on were to be held out, but {checker.name} cannot grade "
-        f"their answers, as {rows[0]['answer']!r:.60}; --verifier names what can.\n"
-    )
 
 
 def evaluation_command(
@@ -223,17 +141,6 @@ def verifier_options(checker: Checker | None, *, allow_unconfined: bool = False)
     return ["--verifier", checker.name, *unconfined]
 
 
-def out_of_format(table: Sequence[Mapping[str, str]]) -> str:
-    """What to do where SFT has not taught the format; empty where some completions are in it."""
-    if not table or float(table[-1]["in format"]) > 0:
-        return ""
-    return (
-        "No completion after SFT is in format, and RL learns from correct answers alone: train SFT "
-        "for more steps, with another --out and --max-steps … (held-out/after.jsonl shows what "
-        "was written)."
-    )
-
-
 COURSE = {
     "reward": ("reward", 3),
     "kl/ref_k3": ("KL", 3),
@@ -246,16 +153,6 @@ COURSE = {
     "seconds": ("s", 1),
 }
 """Metric -> title and decimals; as on the progress bar, and 80 columns hold them all."""
-
-
-def result_of(out: str | Path, stage: str) -> Path | None:
-    """The result of a finished run; None where the folder's run is of another stage, or goes on."""
-    record = Path(out) / "run.json"
-    settings = read_json(record)["settings"] if record.is_file() else {}
-    if settings.get("stage") != stage:
-        return None
-    trained = result_folder(Path(out), settings)
-    return trained if trained.is_dir() else None
 
 
 def finished_text(out: str | Path, trained: Path) -> str:

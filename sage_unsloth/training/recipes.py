@@ -1,5 +1,5 @@
-"""The two stages as a person starts them, from the command line or a notebook: data, plan,
-training, table, next command.
+"""Stage 2 as a person starts it, from the command line or a notebook: data, plan, training, table,
+next command; and what both stages show and read alike.
 """
 
 import logging
@@ -10,28 +10,21 @@ from typing import Any
 
 from sage_unsloth.figures import show_table
 from sage_unsloth.grading.checker import Checker
-from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.reward_functions import Reward, get_rewards
 from sage_unsloth.grading.verifiers import get_verifier
-from sage_unsloth.models.device import frees_models, has_gpu
+from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import is_small, settle_process
 from sage_unsloth.models.templates import choose_format
-from sage_unsloth.models.tokenizers import load_tokenizer, template_for
+from sage_unsloth.models.tokenizers import open_tokenizer
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.planning.plan import memory_report, run_report, step_plan
-from sage_unsloth.planning.presets import ModelPreset, model_preset
+from sage_unsloth.planning.presets import ModelPreset
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpora import (
     RL_DATA,
-    SFT_DATA,
     rl_corpus,
     rl_rows,
-    sft_corpus,
-    sft_rows,
 )
-from sage_unsloth.problems.corpus import check_limit
-from sage_unsloth.problems.gradable import gradable
-from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.processes import rank, wait_for_all
 from sage_unsloth.runs.storage import check_room
 from sage_unsloth.runs.text import log_to_terminal
@@ -39,16 +32,11 @@ from sage_unsloth.trainers.backends import load_backend
 from sage_unsloth.training.algorithms import ALGORITHMS, Algorithm, get_algorithm
 from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.held_out_rows import check_evaluations
+from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.outcomes import (
-    SAMPLES,
-    before_and_after,
     evaluation_command,
     finished_text,
-    out_of_format,
     outcome,
-    result_of,
-    training_command,
-    ungraded_text,
     verifier_options,
 )
 from sage_unsloth.training.own_algorithms import own_code
@@ -56,10 +44,7 @@ from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, 
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_job import recorded_guide
 from sage_unsloth.training.rlvr_stage import resolve, run_job
-from sage_unsloth.training.sft_stage import SftConfig, sft
 from sage_unsloth.training.stage import (
-    check_folder,
-    check_tracker,
     known_settings,
     read_metrics,
 )
@@ -68,127 +53,10 @@ from sage_unsloth.training.starting import (
     SMOKE,
     merge_run,
     model_path,
-    recorded_settings,
     rlvr_config,
     setup_of,
-    sft_config,
     starting_point,
 )
-
-
-@frees_models
-def run_sft(
-    out: str | Path,
-    *,
-    model: str | Path,
-    data: str | None = None,
-    path: str | Path | None = None,
-    columns: Columns | None = None,
-    limit: int | None = None,
-    held_out: int = 32,
-    smoke: bool = False,
-    verifier: Checker | str | Callable[[str, str], Any] | None = None,
-    allow_unconfined: bool = False,
-    command: Sequence[str] = (),
-    **settings: Any,
-) -> list[dict]:
-    """Stage 1: filter the rows, train, and compare the model before and after on held-out rows.
-
-    Args:
-        out: folder of the run; a second run in it resumes.
-        model: a preset's name, a folder or a hub id.
-        data, path, columns, limit: see `corpora.sft_rows`; the embedded model has its own data.
-        held_out: rows kept from training for the comparison; 0 leaves it out.
-        smoke: a run of seconds that only shows that everything works.
-        verifier, allow_unconfined: as for `run_rlvr`; where its references are not answers, such as
-            tests of a program, solutions are taught as they are.
-        command: the words that started it, for `run.json`.
-        settings: fields of `SftConfig`, in place of the preset's.
-
-    Returns:
-        The comparison: shares of completions in format, parsed, right and cut, before and after.
-
-    Raises:
-        ValueError: see `sft` and `sft_corpus`.
-    """
-    _show_log()
-    changes = (SMOKE["sft"] if smoke else {}) | settings
-    check_tracker(SftConfig(**changes).report_to)
-    check_limit(limit)
-    preset = model_preset(model)
-    start = model_path(preset)
-    config = sft_config(preset, recorded_settings(out, "sft"), **changes)
-    config = replace(config, prompt=choose_format(start, settings.get("prompt")))
-    if (done := result_of(out, "sft")) is not None:
-        _show(finished_text(out, done))
-    data = data or _default_data(preset, path, "openmath")
-    checker = None
-    if verifier is not None:
-        checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
-    result = sft_rows(
-        data=data,
-        path=path,
-        limit=limit,
-        columns=columns,
-        prompt=config.prompt,
-        verifier=checker,
-    )
-    check_folder(out, known_settings("sft", config, start))
-    _load_libraries(preset)
-    template = template_for(start, settings.get("template"), prompt=config.prompt)
-    config = replace(config, template=template.template)
-    tokenizer = load_tokenizer(start, config.template, prompt=config.prompt)
-    corpus = sft_corpus(tokenizer, config.max_length, found=result, prompt=config.prompt)
-    # Without answers there is nothing to compare.
-    answered = all("answer" in row for row in corpus.rows)
-    training, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4) * answered)
-    dropped = len(corpus.rows) - len(training) - len(selected)
-    graded = gradable(selected, checker or MATH)
-    ungraded = [row for row, good in zip(selected, graded, strict=True) if not good]
-    selected = [row for row, good in zip(selected, graded, strict=True) if good]
-    training += ungraded
-    steps = config.max_steps
-    if steps == -1:
-        steps = -(-len(training) // config.batch_size) * config.epochs
-    _show(f"SFT of {preset.name} -> {out}\n{template}\n{corpus.origin()}\n")
-    _show(corpus.table())
-    for text in filter(None, (corpus.named(), corpus.repeated())):
-        _show(text)
-    _show(
-        f"\n{len(training):,} rows to train on, {len(selected)} held out, {dropped} left out "
-        f"because they share a problem with these; {steps:,} steps of {config.batch_size}.\n"
-        + ungraded_text(ungraded, checker or MATH)
-    )
-    if done is None:  # the merged model; one of the hub is not looked at
-        check_room(out, sum(file.stat().st_size for file in Path(start).glob("*.safetensors")))
-    merged = sft(config, start, training, out, data=corpus.record(path or data), command=command)
-    rollouts = rlvr_config(preset)
-    table = (
-        before_and_after(config, start, merged, selected, out, checker or MATH, rollouts)
-        if selected
-        else []
-    )
-    if table:
-        _show(
-            f"\n{len(selected)} held-out rows, {SAMPLES} completions each, sampled as in RL "
-            f"(temperature {rollouts.temperature:g}, min-p {rollouts.min_p:g}):\n"
-        )
-        _show(table)
-    if not smoke and (text := out_of_format(table)):
-        _show(f"\n{text}")
-        return table
-    own = _own_data(data, path, columns, SFT_DATA)
-    command = training_command(
-        out,
-        config,
-        sft_config(preset).max_length,
-        smoke=smoke,
-        data=own,
-        columns=columns,
-        verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
-    )
-    _show(f"\nNext: {command}")
-    return table
 
 
 def run_rlvr(
@@ -239,7 +107,7 @@ def run_rlvr(
         ValueError: see `rlvr` and `rl_corpus`; or the run does not fit the card, with what to
             change.
     """
-    _show_log()
+    show_log()
     requested = get_rewards(rewards)
     checker = None
     if verifier is not None:
@@ -252,20 +120,21 @@ def run_rlvr(
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
     gib = memory_of_card(memory)
     changes = (SMOKE["rlvr"] if smoke else {}) | settings | algorithm.decided()
-    config = rlvr_config(point.preset, gib, recorded_settings(out, "rlvr"), **changes)
+    ledger = Ledger(out, "rlvr")
+    config = rlvr_config(point.preset, gib, ledger.recorded(), **changes)
     prompt = choose_format(point.model, settings.get("prompt"), point.adapter)
     config = replace(config, prompt=prompt)
     check_request(config)
     setup = setup_of(point.preset, config, gib)
-    _show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
-    done = result_of(out, "rlvr")
+    show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
+    done = ledger.result()
     if done is not None:
-        _show(finished_text(out, done))
+        show(finished_text(out, done))
     elif point.preset.name != EMBEDDED:
-        _show(f"{memory_report(setup, point.preset.name, gib)}\n")
+        show(f"{memory_report(setup, point.preset.name, gib)}\n")
     if gib is not None and done is None:
         check_fits(setup, gib)
-    data = data or _default_data(point.preset, path, "dapo")
+    data = data or default_data(point.preset, path, "dapo")
     reading: dict[str, Any] = {
         "columns": columns,
         "verifier": checker,
@@ -286,27 +155,27 @@ def run_rlvr(
         known |= own_code(algorithm.guide, config.advantages, config.token_advantages)
         if point.unmerged:
             del known["model"]
-        check_folder(out, known)
-    _load_libraries(point.preset, config.backend, standby=setup.use_vllm and has_gpu())
+        ledger.compare(known)
+    load_libraries(point.preset, config.backend, standby=setup.use_vllm and has_gpu())
     if point.unmerged and rank() == 0:
         merge_run(point.unmerged)
     wait_for_all()
-    template = template_for(point.model, settings.get("template"), point.adapter, config.prompt)
+    expected = settings.get("template")
+    tokenizer, template = open_tokenizer(point.model, expected, point.adapter, config.prompt)
     config = replace(config, template=template.template)
-    _show(f"{point}\n{template}\n{result.origin()}\n")
-    tokenizer = load_tokenizer(point.model, config.template, point.adapter, config.prompt)
+    show(f"{point}\n{template}\n{result.origin()}\n")
     corpus = rl_corpus(tokenizer, config.max_prompt_length, found=result)
-    _show(corpus.table())
+    show(corpus.table())
     for text in filter(None, (corpus.named(), corpus.repeated())):
-        _show(text)
+        show(text)
     held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:
         selected = rl_corpus(tokenizer, config.max_prompt_length, found=for_curve)
         held_out, origin["held_out"] = selected.rows, selected.record(eval_file)
-        _show(f"\nHeld-out rows, of {eval_file}:\n")
-        _show(selected.table())
+        show(f"\nHeld-out rows, of {eval_file}:\n")
+        show(selected.table())
     if done is None:
-        _show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
+        show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
         check_room(out, round(step_plan(setup, config.max_steps).disk_bytes))
     job = resolve(
         config,
@@ -323,6 +192,7 @@ def run_rlvr(
         verifier=corpus.checker,
         data=origin,
         command=command,
+        tokenizer=tokenizer,
         judged=True,
     )
     trained = run_job(job)
@@ -332,8 +202,8 @@ def run_rlvr(
         course = {algorithm.name: read_metrics(out, first=0)}
         plot_training(course, Path(out) / "training.png", note)
         for part in outcome(Path(out), metrics, config.prompt):
-            _show(part)
-        _show(
+            show(part)
+        show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "
             f"{trained.name}/\n\nNext: "
             + evaluation_command(
@@ -342,7 +212,7 @@ def run_rlvr(
                 Path(out),
                 config,
                 smoke=smoke,
-                data=_own_data(data, path, columns, RL_DATA),
+                data=own_data(data, path, columns, RL_DATA),
                 columns=columns,
                 eval_file=eval_file,
                 verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
@@ -351,7 +221,7 @@ def run_rlvr(
     return metrics
 
 
-def _show(content: str | Sequence[Mapping]) -> None:
+def show(content: str | Sequence[Mapping]) -> None:
     """Text or a table on the terminal of the person who started the recipe."""
     if isinstance(content, str):
         print(content)
@@ -359,13 +229,13 @@ def _show(content: str | Sequence[Mapping]) -> None:
         show_table(content)
 
 
-def _show_log() -> None:
+def show_log() -> None:
     """Show what the package logs (preflight, fallbacks, pace) where nobody set up logging."""
     log_to_terminal()
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
 
 
-def _load_libraries(
+def load_libraries(
     preset: ModelPreset, expected: str | None = None, *, standby: bool = False
 ) -> None:
     """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not."""
@@ -374,7 +244,7 @@ def _load_libraries(
         settle_process()
 
 
-def _own_data(
+def own_data(
     data: str, path: str | Path | None, columns: Columns | None, known: Sequence[str]
 ) -> str | None:
     """The user's own data, as `--data` takes them; None for a known data set, or a copy of one."""
@@ -383,6 +253,6 @@ def _own_data(
     return None if data in known else data
 
 
-def _default_data(preset: ModelPreset, path: str | Path | None, corpus: str) -> str:
+def default_data(preset: ModelPreset, path: str | Path | None, corpus: str) -> str:
     """The embedded model has its own data, unless a file in a corpus's columns is given."""
     return "arithmetic" if preset.name == EMBEDDED and path is None else corpus

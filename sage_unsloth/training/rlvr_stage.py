@@ -9,22 +9,13 @@ random state; a folder with other settings is refused.
 import copy
 import functools
 import logging
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader, grading_workers
-from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.grading.reward_functions import (
-    Reward,
-    get_rewards,
-)
-from sage_unsloth.grading.total_reward import UNGRADED, TotalReward
-from sage_unsloth.grading.verifiers import get_verifier
-from sage_unsloth.methods.choices import check_choices
+from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.rehearsal import Stored
 from sage_unsloth.models.device import frees_models, has_gpu
@@ -33,7 +24,6 @@ from sage_unsloth.models.teacher import drop_teacher, forget_teacher, load_teach
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.models.trained import write_readme
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.problems.row_weights import weighted_rows
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import exclusive_lock
@@ -42,28 +32,20 @@ from sage_unsloth.trainers import switches
 from sage_unsloth.trainers.backends import TRL, load_backend
 from sage_unsloth.training.guide_dose import report_dose
 from sage_unsloth.training.held_out import HeldOut
-from sage_unsloth.training.held_out_rows import split_rows
 from sage_unsloth.training.held_out_schedule import has_ended
+from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.number_formats import dtype_of_weights
 from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rehearsal import draw_rehearsal
-from sage_unsloth.training.rlvr_checks import (
-    check_fills_a_step,
-    check_golds,
-    check_judges,
-    check_prompt_lengths,
-    check_rehearsal,
-    check_request,
-)
+from sage_unsloth.training.rlvr_checks import check_prompt_lengths
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_job import RlvrJob, resume_key
+from sage_unsloth.training.rlvr_job import RlvrJob, resolve, resume_key
 from sage_unsloth.training.rlvr_trainer import (
     extra_metrics,
     make_trainer,
     warn_if_untrained,
 )
 from sage_unsloth.training.rollout_engine import (
-    choose_engine,
     engine_kwargs,
     preflight_engine,
     start_engine,
@@ -71,11 +53,7 @@ from sage_unsloth.training.rollout_engine import (
 from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
-    check_checkpoints,
-    check_rows,
-    check_trained,
     set_aside_after,
-    start_run,
     train,
 )
 
@@ -101,143 +79,32 @@ def rlvr(
     return run_job(resolve(config, model_path, rows, folder, guide, name, adapter, **others))
 
 
-def resolve(
-    config: RlvrConfig,
-    model_path: str | Path,
-    rows: Sequence[dict],
-    folder: str | Path,
-    guide: Guide | None = None,
-    name: str = "GRPO",
-    adapter: str | Path | None = None,
-    *,
-    held_out: Sequence[dict] | None = None,
-    callbacks: Sequence[Any] = (),
-    force: bool = False,
-    verifier: Checker | str | Callable[[str, str], Any] = MATH,
-    rewards: Sequence[Reward | str | Callable[..., Any]] | None = None,
-    data: Mapping[str, Any] | None = None,
-    command: Sequence[str] = (),
-    judged: bool = False,
-) -> RlvrJob:
-    """Judge what stage 2 is asked for, before Unsloth or a model is loaded.
-
-    Args:
-        config: settings.
-        model_path: folder or hub id of the model below the adapter.
-        rows: dicts with `problem` (or `messages`, a conversation), `answer`, and `gold` where the
-            verifier compares with something else; other columns are passed to rewards.
-        folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
-            `checkpoints/` while training, `metrics.jsonl`, a row each optimizer step,
-            `completions.jsonl` and `preflight.json`; with evaluations `held-out/` and `best/`.
-        guide: shapes the KL anchor; None leaves it at π_ref.
-        name: on the progress bar.
-        adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
-            `config.reference="base"`.
-        held_out: rows for the held-out curve (`config.eval_steps`); None holds `config.eval_rows`
-            of `rows` out. Rows to train on with the same problem are left out.
-        callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are no
-            part of the recorded settings, so they must not change what is trained.
-        force: train also where the preflight finds nothing to learn from.
-        verifier: what makes an answer right, as `verifiers.get_verifier` takes it.
-        rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
-            for the checked answer alone. Where they lack it, rows need no `answer`.
-        data: where the rows are from, for `run.json`, as `Corpus.record` has it.
-        command: the words that started it, for `run.json`.
-        judged: settings, processes and rewards were judged already (`check_request`), and the
-            prompts are known to fit.
-
-    Raises:
-        ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
-            or returns something else than finite numbers; a verifier that its workers cannot run;
-            a row lacks a column or a value; fewer rows than a step takes; every group of
-            the preflight is dead; a guide with β = 0; settings that contradict
-            each other, or the number of processes; a folder of another run.
-        ContractError: see `guided_kl`.
-    """
-    check_choices(
-        guide=guide,
-        beta=config.beta,
-        kl_estimator=config.kl_estimator,
-        credit=config.credit,
-        kl_in=config.kl_in,
-        teacher=config.teacher or None,
-    )
-    if not judged:
-        check_request(config)
-    requested, verifier = get_rewards(rewards), get_verifier(verifier)
-    if all(reward.function is not None for reward in requested):
-        verifier = UNGRADED
-    check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
-    if (adapter is None) != (config.reference == "sft"):
-        raise ValueError(
-            "reference='base' trains on an adapter against the model without it, and "
-            f"reference='sft' trains a fresh one; got reference={config.reference!r} with "
-            f"adapter={adapter}; give both, or neither"
-        )
-    rows, selected = split_rows(config, rows, held_out, graded=verifier is not UNGRADED)
-    check_golds([*rows, *selected], verifier)
-    if config.balance_by:
-        different = len(rows)
-        rows = weighted_rows(rows, config.balance_by, config.num_generations)
-        logger.info(
-            "balance_by=%s: %d training rows are %d with repetitions.",
-            config.balance_by,
-            different,
-            len(rows),
-        )
-    if not judged:
-        check_judges(requested, verifier, rows, config.reward_seconds)
-    check_fills_a_step(config, len(rows))
-    check_rehearsal(config, graded=verifier is not UNGRADED)
-    rollouts = choose_engine(config)
-    return RlvrJob(
-        config=config,
-        model_path=model_path,
-        rows=rows,
-        held_out=selected,
-        folder=Path(folder),
-        guide=guide,
-        name=name,
-        adapter=adapter,
-        rollouts=rollouts,
-        callbacks=callbacks,
-        force=force,
-        verifier=verifier,
-        rewards=requested,
-        data=data,
-        command=tuple(command),
-        judged=judged,
-    )
-
-
 @frees_models
 def run_job(job: RlvrJob) -> Path:
     """Train what `resolve` gave: open the folder for it, then train there, or return its result."""
-    settings = resume_key(job)
+    settings, ledger = resume_key(job), Ledger(job.folder, "rlvr")
     with exclusive_lock(job.folder) if rank() == 0 else nullcontext():
         if rank() == 0:
-            start_run(job.folder, settings, job.config, job.model_path, job.data, job.command)
-        return _rlvr(job)
+            ledger.begin(settings, job.config, job.model_path, job.data, job.command)
+        return _rlvr(job, ledger)
 
 
-def _rlvr(job: RlvrJob) -> Path:
+def _rlvr(job: RlvrJob, ledger: Ledger) -> Path:
     """`run_job` once the folder is this process's own."""
     config = job.config
-    checkpoints = job.folder / "checkpoints"
     trained = job.folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
-        check_trained(job.folder, trained)
+        ledger.complete(trained)
         logger.info("%s is complete: %s", job.name, trained)
-        if rank() == 0:
-            shutil.rmtree(checkpoints, ignore_errors=True)
         return trained
-    resume = last_checkpoint(checkpoints)
-    check_checkpoints(job.folder, resume, config.save_steps)
+    resume = last_checkpoint(ledger.checkpoints)
+    ledger.check_checkpoints(resume, config.save_steps)
     switches.recompute_logits(config.recompute_logits)
     with_vllm = config.backend != TRL and job.rollouts == "vllm"
     load_backend(config.backend, standby=job.rollouts == "vllm" and has_gpu())
     wait_for_all()  # until the first process has checked that the folder is this run's
-    if not job.judged:
+    tokenizer = job.tokenizer
+    if tokenizer is None:
         tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
         check_prompt_lengths(tokenizer, [*job.rows, *job.held_out], config.max_prompt_length)
     model, tokenizer = load_policy(
@@ -252,6 +119,7 @@ def _rlvr(job: RlvrJob) -> Path:
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
+        tokenizer=tokenizer,
         **engine_kwargs(config, with_vllm=with_vllm),
     )
     if with_vllm:
@@ -272,7 +140,7 @@ def _rlvr(job: RlvrJob) -> Path:
             untouched.save_pretrained(partial)
             if not config.full_finetuning:
                 write_readme(partial)
-        shutil.rmtree(checkpoints, ignore_errors=True)
+    ledger.complete(trained)
     wait_for_all()
     return trained
 

@@ -6,8 +6,8 @@ run that was killed resumes from its last checkpoint; a folder with other settin
 
 import copy
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,52 @@ from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.settings import values_where
 from sage_unsloth.trainers.finite import finite_only
 from sage_unsloth.trainers.replaced import replace_attributes
+from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.number_formats import dtype_of_weights
 from sage_unsloth.training.sft_config import SftConfig as SftConfig
 from sage_unsloth.training.stage import (
-    check_checkpoints,
     check_rows,
     check_tracker,
-    check_trained,
     common_arguments,
     run_settings,
-    start_run,
     train,
 )
 
 logger = logging.getLogger(__name__)
 
 
-@frees_models
+@dataclass(frozen=True)
+class SftJob:
+    """The arguments of `resolve`, judged."""
+
+    config: SftConfig
+    model_path: str | Path
+    rows: Sequence[dict]
+    folder: Path
+    data: Mapping[str, Any] | None = None
+    command: tuple[str, ...] = ()
+    tokenizer: Any = field(default=None, compare=False, repr=False)
+
+
 def sft(
+    config: SftConfig,
+    model_path: str | Path,
+    rows: Sequence[dict],
+    folder: str | Path,
+    **others: Any,
+) -> Path:
+    """Fine-tune on worked solutions and return the folder of the merged model: `resolve`, which has
+    the arguments, then `run_job`.
+
+    The adapter is merged, so that RL starts from this model and its reference, "adapter off", is
+    this model too. It is also kept by itself, for RL against the base model. One that was trained
+    on 4-bit weights is merged into the model before it was quantised: RL may quantise that again,
+    and begins a quantisation away from the policy that was trained.
+    """
+    return run_job(resolve(config, model_path, rows, folder, **others))
+
+
+def resolve(
     config: SftConfig,
     model_path: str | Path,
     rows: Sequence[dict],
@@ -50,13 +78,10 @@ def sft(
     *,
     data: Mapping[str, Any] | None = None,
     command: Sequence[str] = (),
-) -> Path:
-    """Fine-tune on worked solutions and return the folder of the merged model.
-
-    The adapter is merged, so that RL starts from this model and its reference, "adapter off", is
-    this model too. It is also kept by itself, for RL against the base model. One that was trained
-    on 4-bit weights is merged into the model before it was quantised: RL may quantise that again,
-    and begins a quantisation away from the policy that was trained.
+    tokenizer: Any = None,
+    judged: bool = False,
+) -> SftJob:
+    """Judge what stage 1 is asked for, before Unsloth or a model is loaded.
 
     Args:
         config: settings.
@@ -67,6 +92,8 @@ def sft(
             `checkpoints/` while training.
         data: where the rows are from, for `run.json`, as `Corpus.record` has it.
         command: the words that started it, for `run.json`.
+        tokenizer: of the model (`load_tokenizer`); None loads it.
+        judged: settings were judged already.
 
     Raises:
         ValueError: a row lacks a column or a value, or does not fit; the folder is of another run;
@@ -75,11 +102,19 @@ def sft(
     answered = any("answer" in row for row in rows)
     check_rows(rows, ("problem", "solution", *(("answer",) if answered else ())))
     _check_begins(config, rows)
-    check_tracker(config.report_to)
-    settings = run_settings("sft", config, model_path, rows)
-    with exclusive_lock(folder):
-        start_run(folder, settings, config, model_path, data, command)
-        return _sft(config, model_path, rows, Path(folder))
+    if not judged:
+        check_tracker(config.report_to)
+    return SftJob(config, model_path, rows, Path(folder), data, tuple(command), tokenizer)
+
+
+@frees_models
+def run_job(job: SftJob) -> Path:
+    """Train what `resolve` gave: open the folder for it, then train there, or return its result."""
+    settings = run_settings("sft", job.config, job.model_path, job.rows)
+    ledger = Ledger(job.folder, "sft")
+    with exclusive_lock(job.folder):
+        ledger.begin(settings, job.config, job.model_path, job.data, job.command)
+        return _sft(job, ledger)
 
 
 def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
@@ -101,18 +136,18 @@ def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
             )
 
 
-def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder: Path) -> Path:
-    """`sft` once the folder is this process's own."""
-    merged, adapter, checkpoints = folder / "model", folder / "adapter", folder / "checkpoints"
+def _sft(job: SftJob, ledger: Ledger) -> Path:
+    """`run_job` once the folder is this process's own."""
+    config, model_path, folder = job.config, job.model_path, job.folder
+    merged, adapter = folder / "model", folder / "adapter"
     if merged.exists():
-        check_trained(folder, merged)
+        ledger.complete(merged)
         logger.info("SFT is complete: %s", merged)
-        shutil.rmtree(checkpoints, ignore_errors=True)
         return merged
-    resume = last_checkpoint(checkpoints)
+    resume = last_checkpoint(ledger.checkpoints)
     trained = trained_adapter(folder, resume)  # where it is there, only the merge is left
     if trained is None:
-        check_checkpoints(folder, resume, config.save_steps)
+        ledger.check_checkpoints(resume, config.save_steps)
     model, tokenizer = load_policy(
         model_path,
         lora=config.lora,
@@ -123,6 +158,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         seed=config.seed,
         template=config.template,
         prompt=config.prompt,
+        tokenizer=job.tokenizer,
     )
     stops = stop_tokens(model.generation_config, tokenizer)
     check_teaches(tokenizer, stops, model_path, config.prompt)
@@ -130,7 +166,7 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
         if trained is None:
             use_cache = model.config.use_cache
             # Padding and truncation are the trainer's to set in its own.
-            trainer = _trainer(config, model, copy.deepcopy(tokenizer), rows, folder)
+            trainer = _trainer(config, model, copy.deepcopy(tokenizer), job.rows, folder)
             with finite_only(trainer):
                 train(trainer, folder, "SFT", resume=resume, report_to=config.report_to)
             model = trainer.model
@@ -144,9 +180,9 @@ def _sft(config: SftConfig, model_path: str | Path, rows: Sequence[dict], folder
     if is_quantised(model) and not has_gpu():  # on a GPU Unsloth does so by itself
         model = trainer = None
         release_memory()
-        model, _ = load_policy(model_path, adapter=adapter)
+        model, _ = load_policy(model_path, adapter=adapter, tokenizer=tokenizer)
     save_merged(model, tokenizer, merged)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    ledger.complete(merged)
     return merged
 
 

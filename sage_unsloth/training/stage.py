@@ -1,10 +1,10 @@
-"""What both training stages share: the settings of a folder, resuming, and the training loop."""
+"""What both training stages share: the settings that are recorded, rows, and the training loop."""
 
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +14,7 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.runs.checkpoints import keeper, step_of
-from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl
-from sage_unsloth.runs.locks import exclusive_lock
+from sage_unsloth.runs.files import append_jsonl, read_jsonl
 from sage_unsloth.runs.processes import (
     LONGEST_WAIT,
     rank,
@@ -23,8 +22,7 @@ from sage_unsloth.runs.processes import (
     sharding,
     world_size,
 )
-from sage_unsloth.runs.record import open_run, refuse_other_settings, refuse_strangers
-from sage_unsloth.runs.settings import names_where, values_where
+from sage_unsloth.runs.settings import names_where
 from sage_unsloth.runs.stopping import finishing
 from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.number_formats import precision_arguments
@@ -79,101 +77,6 @@ def known_settings(
     return {name: value for name, value in settings.items() if name not in later} | others
 
 
-def check_folder(folder: str | Path, settings: dict) -> None:
-    """What `start_run` will refuse, as far as it is known before the rows are.
-
-    That is another process in the folder, a place where nothing can be written, files of something
-    else, other settings.
-
-    Args:
-        folder: of the run.
-        settings: `known_settings`.
-
-    Raises:
-        ValueError, OSError: see `locks.exclusive_lock` and `record.open_run`.
-    """
-    folder = Path(folder)
-    with exclusive_lock(folder):
-        record = folder / "run.json"
-        if record.exists():
-            recorded = read_json(record)["settings"]
-            names = settings if (folder / METRICS).exists() else ("stage",)
-            if names is settings:
-                refuse_more_steps(folder, recorded, settings)
-            refuse_other_settings(
-                folder,
-                {name: recorded[name] for name in names if name in recorded},
-                json.loads(json.dumps({name: settings[name] for name in names})),
-            )
-        elif folder.exists():
-            refuse_strangers(folder)
-
-
-def refuse_more_steps(folder: Path, recorded: Mapping[str, Any], settings: dict) -> None:
-    """Refuse to make a run longer; no other setting of it is looked at.
-
-    Raises:
-        ValueError: with what to do instead.
-    """
-    had, requested = recorded.get("max_steps", -1), settings["max_steps"]
-    if recorded.get("stage") == settings["stage"] and 0 < had < requested:
-        is_sft = settings["stage"] == "sft"
-        onwards = f"--model {folder / 'model'}" if is_sft else f"--from {folder}"
-        raise ValueError(
-            "a run has the steps that it began with, because its learning rate is scheduled over "
-            "them and its optimizer's state is deleted after the last; "
-            f"{folder} has {had}, and this asks for {requested}; train what it leaves further by "
-            f"{onwards} with another --out, or begin anew with another --out"
-        )
-
-
-def start_run(
-    folder: str | Path,
-    settings: dict,
-    config: Any,
-    model_path: str | Path,
-    data: Mapping[str, Any] | None = None,
-    command: Sequence[str] = (),
-) -> None:
-    """Open the folder of a stage, whose settings are fixed from its first optimizer step on.
-
-    Until then (it ran out of memory, say) a run takes new settings, and the files of a preflight
-    under the old ones are deleted.
-
-    Args:
-        data: where the rows are from, kept beside the settings; `settings` have the rows' digest.
-        command: the words that started it, by which `--config run.json` repeats it.
-
-    Raises:
-        ValueError: see `record.open_run`.
-    """
-    folder = Path(folder)
-    record, begun = folder / "run.json", True
-    if record.exists() and not (folder / METRICS).exists():
-        recorded = read_json(record)["settings"]
-        begun = (
-            recorded == json.loads(json.dumps(settings))
-            or recorded.get("stage") != settings["stage"]
-        )
-    elif record.exists():
-        refuse_more_steps(folder, read_json(record)["settings"], settings)
-    if not begun:
-        logger.info(
-            "%s has trained no step yet, so it takes the new settings; a preflight under the old "
-            "ones is deleted.",
-            folder,
-        )
-        for file in folder.glob("preflight.*"):
-            file.unlink()
-    free = values_where(config, "free")
-    notes: dict[str, Any] = {"model_path": str(model_path), "free_settings": free}
-    if data:
-        notes["data"] = dict(data)
-    if command:
-        notes["command"] = list(command)
-    open_run(folder, settings, begun=begun, **notes)
-
-
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
     """There must be rows, each with a non-empty text in each column.
 
@@ -226,46 +129,6 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
         path.name,
         aside,
     )
-
-
-def check_checkpoints(folder: Path, resume: Path | None, save_steps: int) -> None:
-    """Refuse to begin a run anew that has trained past its first checkpoint, and has none left.
-
-    Args:
-        folder: of the run.
-        resume: its newest complete checkpoint.
-        save_steps: optimizer steps between checkpoints, as asked for now. Where the run began with
-            more, those count: the first one may not have been due yet.
-
-    Raises:
-        ValueError: the checkpoints are gone.
-    """
-    if resume is not None or not (folder / METRICS).exists():
-        return
-    trained = max((row["step"] for row in read_jsonl(folder / METRICS)), default=0)
-    began = read_json(folder / "run.json")["free_settings"]["save_steps"]
-    due = max(save_steps, began)
-    if trained > due:
-        raise ValueError(
-            f"a run resumes from its checkpoints, of which one was due after {due} steps; "
-            f"{folder} has trained {trained} steps and has no complete one in checkpoints/; put "
-            f"them back, choose another --out, or move {METRICS} away to train from the start"
-        )
-
-
-def check_trained(folder: Path, result: Path) -> None:
-    """Refuse a result that no optimizer step has made.
-
-    Raises:
-        ValueError: `metrics.jsonl` is not there, or has no row.
-    """
-    metrics = folder / METRICS
-    if not metrics.exists() or not read_jsonl(metrics):
-        raise ValueError(
-            f"a result must come from a step of training, each of which has a row in {METRICS}; "
-            f"{result} is there, and {metrics} has none; put the file back, or delete {folder} and "
-            "train again"
-        )
 
 
 def check_tracker(report_to: str) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,15 @@ from sage_unsloth.models.merging import save_merged
 from sage_unsloth.planning.fitting import fit_to_memory, memory_of_card
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
 from sage_unsloth.planning.setup import Setup, setup_for
-from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import exclusive_lock
+from sage_unsloth.runs.record import read_record
 from sage_unsloth.sampling.engine_choice import why_no_vllm, why_not_chosen
 from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.by_trl import PLANNED_BY_TRL
+from sage_unsloth.training.ledger import result_folder
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
-from sage_unsloth.training.stage import METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,8 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             there is no adapter.
     """
     folder = Path(start)
-    if not (folder / "run.json").is_file():
+    run = read_record(folder)
+    if run is None:
         if reference == "base":
             raise ValueError(
                 "reference='base' is the model below an adapter, so RL must start from an SFT run "
@@ -100,7 +100,6 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             )
         preset = model_preset(start)
         return StartingPoint(preset, model_path(preset))
-    run = read_json(folder / "run.json")
     stage = run["settings"].get("stage")
     if stage not in ("sft", "rlvr"):
         raise ValueError(
@@ -130,19 +129,11 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     return StartingPoint(preset, below, folder / "adapter")
 
 
-def result_folder(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """Where a run of these settings puts its result: `model/` in SFT and full fine-tuning, else
-    `adapter/`.
-    """
-    whole = settings["stage"] == "sft" or settings.get("full_finetuning", False)
-    return folder / ("model" if whole else "adapter")
-
-
 def merge_run(folder: Path) -> None:
     """Makes `model/` in the folder of an RL run: the model that it started from with its adapter
     merged, complete or not at all, for a second stage to start from.
     """
-    run = read_json(folder / "run.json")
+    run = read_record(folder) or {}
     with exclusive_lock(folder):
         if (folder / "model").exists():
             return
@@ -164,9 +155,8 @@ def _model_below(run: dict) -> str:
 
 def _trained_preset(path: str) -> ModelPreset:
     """The preset of the model with which a chain of runs began, by the model of its last one."""
-    record = Path(path).parent / "run.json"
-    if Path(path).name == "model" and record.is_file():
-        return _trained_preset(read_json(record)["model_path"])
+    if Path(path).name == "model" and (run := read_record(Path(path).parent)) is not None:
+        return _trained_preset(run["model_path"])
     return model_preset(EMBEDDED if Path(path) == data_folder() / EMBEDDED else path)
 
 
@@ -296,12 +286,3 @@ def _uses_vllm(config: RlvrConfig, gib: float | None) -> bool:
         return nearest_card(gib).use_vllm
     reason = why_no_vllm if config.rollouts == "vllm" else why_not_chosen
     return reason(full_finetuning=full, load_in_4bit=config.load_in_4bit) is None
-
-
-def recorded_settings(out: str | Path, stage: str) -> dict | None:
-    """The settings of a run of this stage that has trained a step already."""
-    file = Path(out) / "run.json"
-    if not file.is_file() or not (Path(out) / METRICS).is_file():
-        return None
-    run = read_json(file)
-    return run["settings"] | run["free_settings"] if run["settings"].get("stage") == stage else None

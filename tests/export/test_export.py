@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,8 +38,11 @@ from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
+from sage_unsloth.runs.settings import EVALUATION, SAVING, settings_of
 from sage_unsloth.sampling.record_sets import prompt_ids
+from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
+from sage_unsloth.training.sft_config import SftConfig
 
 BASE = data_folder() / BASE_MODEL
 TOKEN = "hf_secretsecretsecret"
@@ -389,6 +392,18 @@ def test_card_says_what_it_is():
     ):
         assert line in text.splitlines(), line
     assert "vllm" not in text
+
+
+@pytest.mark.parametrize(("stage", "config"), [("rlvr", RlvrConfig()), ("sft", SftConfig())])
+def test_card_has_every_setting_that_changes_weights(stage, config):
+    settings = json.loads(json.dumps({"stage": stage} | asdict(config)))
+    table = card(record=RECORD | {"settings": settings}).split("## Trained with\n\n")[1]
+    shown = re.findall(r"^\| ([\w.]+) \|", table.split("\n\n")[0], re.MULTILINE)
+    empty = {name for name, item in settings_of(config).items() if item.default in (None, "", ())}
+    groups = {name: item.group for name, item in settings_of(config).items()}
+    others = {name for name, group in groups.items() if group in (EVALUATION, SAVING)}
+    assert set(shown) - {"setting", "stage", "template"} == set(groups) - others - empty
+    assert not {"save_steps", "report_to"} & set(shown)
 
 
 def test_card_says_what_it_was_rewarded_for():

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.templates import choose_template, put_template, recorded_template
-from sage_unsloth.models.tokenizers import load_tokenizer, template_for
+from sage_unsloth.models.tokenizers import load_tokenizer, open_tokenizer
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import (
     PROJECT_PROMPT,
@@ -85,7 +85,7 @@ def test_a_conversation_without_a_system_turn_gets_the_projects_in_plain_transfo
     ],
 )
 def test_the_template_of_a_model_that_was_not_trained_here(model, template, wanted, chosen, reason):
-    choice = template_for(model(template), wanted)
+    choice = open_tokenizer(model(template), wanted)[1]
     assert choice.template == chosen and reason in choice.reason
 
 
@@ -100,14 +100,14 @@ def test_the_template_of_a_model_that_was_not_trained_here(model, template, want
 )
 def test_a_template_that_cannot_be_had(model, template, wanted, message):
     with pytest.raises(ValueError, match=message):
-        template_for(model(template), wanted)
+        open_tokenizer(model(template), wanted)
 
 
 def test_a_model_that_carries_the_projects_has_no_other(model):
     folder = model(None)
     load_tokenizer(BASE).save_pretrained(folder)
     for wanted in (None, "model"):
-        choice = template_for(folder, wanted)
+        choice = open_tokenizer(folder, wanted)[1]
         assert choice.template == "project" and "carries it" in choice.reason
 
 
@@ -151,11 +151,11 @@ def test_what_was_trained_here_keeps_its_template(model, tmp_path, settings, tem
         record.unlink()
         (folder / "export.json").write_text(json.dumps({"run": settings}))
     assert recorded_template(folder) == template
-    assert template_for(folder).template == (template or "model")
+    assert open_tokenizer(folder)[1].template == (template or "model")
     other = {"project": "model", "model": "project"}
     if template is not None:
         with pytest.raises(ValueError, match=f"was trained with template '{template}'"):
-            template_for(folder, other[template])
+            open_tokenizer(folder, other[template])
 
 
 def test_an_adapters_template_comes_before_its_bases(model, tmp_path):

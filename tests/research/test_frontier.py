@@ -1,4 +1,4 @@
-"""The frontier: its design, its line and report by hand, a run of seconds in real processes."""
+"""The committed frontiers: line and report by hand, and what follows from the records."""
 
 import csv
 import json
@@ -8,135 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from research.benchmark.tasks import TASKS, get_task
-from research.frontier.command import main
-from research.frontier.design import (
-    BASELINE,
-    DEFAULT,
-    NUM_SEEDS,
-    REDUCED,
-    REDUCED_SEEDS,
-    FrontierConfig,
-    FrontierRun,
-    Method,
-    configured,
-    seeds,
-)
+from research.frontier.figures import draw
 from research.frontier.line import above_line, area, kept, kept_at, resampled
-from research.frontier.publish import publish_records
-from research.frontier.records import START, FrontierRecords
+from research.frontier.records import BASELINE, START, FrontierRecords
 from research.frontier.report import make_report
-from research.frontier.run import plan
-from research.frontier.text import markdown, section, summary
-from sage_unsloth.grading.countdown import COUNTDOWN
-from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.training.rlvr_config import RlvrConfig
+from research.frontier.text import markdown, section
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-# --- what is run ----------------------------------------------------------------------------------
-
-
-def test_a_method_is_an_algorithm_and_values_of_one_setting():
-    assert Method.parse("grpo=0.1,.4") == Method("grpo", "beta", (0.1, 0.4))
-    assert Method.parse("grpo:max_steps=15,25").text() == "grpo:max_steps=15,25"
-    assert Method.parse("grpo-no-kl") == Method("grpo-no-kl"), "without a KL term one point"
-    assert len(Method.parse("sage-branch").strengths) == 7
-    for text in ("grpo", "grpo-no-kl", "sage-token=0.2", "grpo:learning_rate=0.0001"):
-        method = Method.parse(text)
-        assert Method.parse(method.text()) == method
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("grpo=a", "strengths must be numbers"),
-        ("grpo=1=2", "a method must be NAME"),
-        ("grpo:max_steps", "a setting needs values"),
-        ("grpo=0.1,0.1", "strengths must be different"),
-        ("grpo:gamma=1", "must be a number among the settings"),
-        ("grpo:seed=1", "must be a number among the settings"),
-        ("grpo:loss_type=1", "must be a number among the settings"),
-        ("grpo:max_steps=1.5", "must be a whole number"),
-        ("grpo=-1", "beta must be >= 0"),
-        ("sage-branch=0", "beta = 0 drops the KL"),
-        ("sage-brunch", "did you mean 'sage-branch'"),
-        ("sage-teacher=0.1", "no teacher"),
-        ("pass-at-k=0.5", "k"),
-        ("maxrl:k=2", "none: it has no settings"),
-    ],
-)
-def test_methods_that_are_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        Method.parse(text)
-
-
-def test_a_strength_is_set_and_all_else_stays():
-    run = FrontierRun("sage-branch", "beta", 0.4, 7)
-    settings, guide = configured(run, RlvrConfig(max_steps=50))
-    assert (settings.beta, settings.seed, settings.max_steps) == (0.4, 7, 50)
-    assert guide == BranchGuide()
-    settings, guide = configured(FrontierRun("grpo", "max_steps", 15.0, 7), RlvrConfig())
-    assert (settings.max_steps, settings.beta, guide) == (15, 0.05, None)
-    assert type(settings.max_steps) is int
-    assert configured(FrontierRun("grpo-no-kl", "", None, 7), RlvrConfig())[0].beta == 0
-    settings, _ = configured(Method.parse("pkpo=2").runs(7)[0], RlvrConfig())
-    assert (settings.advantages, settings.beta) == ("pkpo,k=2", 0.05)
-    settings, _ = configured(Method.parse("grpo-entropy=0.01").runs(7)[0], RlvrConfig())
-    assert (settings.entropy_coef, settings.advantages) == (0.01, "grpo")
-
-
-def test_runs_come_seed_by_seed():
-    config = FrontierConfig(methods=("grpo=0.05,1", "grpo-no-kl"), seeds=(4, 5))
-    assert [run.name for run in config.runs()] == [
-        "grpo_beta-0.05_seed-4",
-        "grpo_beta-1_seed-4",
-        "grpo-no-kl_seed-4",
-        "grpo_beta-0.05_seed-5",
-        "grpo_beta-1_seed-5",
-        "grpo-no-kl_seed-5",
-    ]
-    assert FrontierConfig(**{"methods": config.methods, "seeds": config.seeds}) == config
-    assert list(config.load_task().sets) == ["test"], "the other sets are not answered"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"methods": ("grpo=0.1",)}, "grpo=0.05 must be among"),
-        ({"methods": ("grpo=0.05", "grpo=0.05,0.1")}, "named once; got 'grpo beta=0.05' twice"),
-        ({"seeds": (1, 1)}, "seeds must be different"),
-        ({"problems": "test"}, "--problems must be one of pilot, fresh"),
-        (
-            {"task": "countdown-fresh", "problems": "fresh"},
-            "countdown-fresh has no fresh problems",
-        ),
-        ({"task": "mathematics"}, "--task must be one of"),
-    ],
-)
-def test_refusals(given, message):
-    with pytest.raises(ValueError, match=message):
-        FrontierConfig(**given)
-
-
-def test_seeds_of_the_pilot_and_of_the_verdict_differ():
-    assert not set(seeds("pilot", 100)) & set(seeds("fresh", 100))
-    assert FrontierConfig(problems="fresh").seeds[0] == 201
-
-
-@pytest.mark.parametrize(
-    ("methods", "count", "hours"), [(DEFAULT, NUM_SEEDS, 8), (REDUCED, REDUCED_SEEDS, 1)]
-)
-def test_the_default_is_a_night_and_the_reduced_one_an_hour_on_two_cores(methods, count, hours):
-    config = FrontierConfig(methods=methods, seeds=seeds("pilot", count))
-    task = config.load_task()
-    samples = sum(len(one.rows) * one.num_samples for one in task.sets.values())
-    each = task.rlvr.max_steps * task.seconds["step"] + samples * task.seconds["completion"]
-    assert len(config.runs()) * each / 2 <= hours * 3600
-
-
-# --- a line ---------------------------------------------------------------------------------------
 
 
 def test_kept_by_hand():
@@ -332,18 +210,18 @@ def test_another_setting_is_a_method_of_its_own():
 
 
 def test_texts_and_figures_follow_from_the_records(tmp_path):
-    report = publish_records(records(COUNTS), tmp_path)
+    report = make_report(records(COUNTS))
+    draw(report, tmp_path)
     for name in ("frontier", "differences"):
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
         assert (tmp_path / f"{name}.csv").read_text().count("\n") > 4
-    text = (tmp_path / "report.md").read_text()
-    assert text == markdown(report) and "| grpo beta=0.4 | .375 [" in text
+    text = markdown(report)
+    assert "| grpo beta=0.4 | .375 [" in text
     assert "| grpo beta=0.05 | 1.00; 1.00 | 0.06; 0.25 |" in text
     assert "## Chosen for the verdict" in text and "## Verdicts" not in text
     fresh = make_report(records(COUNTS) | {"problems": "fresh"})
     assert "## Verdicts" in markdown(fresh)
     assert "](a/folder/report.md)" in section(report, "a/folder")
-    assert "grpo-no-kl" in summary(report)
 
 
 def test_a_unit_counts_as_one_problem():
@@ -356,64 +234,6 @@ def test_a_unit_counts_as_one_problem():
     strong = report["points"]["grpo beta=0.4"]["pass@1"]["mean"]
     assert whole == pytest.approx(9 / 24)
     assert strong == pytest.approx((2 / 4 + (1 + 1) / 8 + 3 / 4 + (1 + 1) / 8) / 4)
-
-
-# --- a run ----------------------------------------------------------------------------------------
-
-WORDS = ["--smoke", "--seeds", "1", "--workers", "1"]
-METHODS = ["--methods", "grpo=0.05,0.4", "grpo:max_steps=1"]
-
-
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("frontier") / "out"
-    assert main([*WORDS, *METHODS, "--out", str(out)]) == 0
-    return out
-
-
-@pytest.mark.long
-def test_a_frontier_in_processes_of_its_own(smoke, capsys):
-    report = json.loads((smoke / "report.json").read_text())
-    assert list(report["points"]) == ["sft", "grpo beta=0.05", "grpo beta=0.4", "grpo max_steps=1"]
-    for run, beta, steps in (
-        ("grpo_beta-0.05_seed-101", 0.05, 2),
-        ("grpo_beta-0.4_seed-101", 0.4, 2),
-        ("grpo_max_steps-1_seed-101", 0.05, 1),
-    ):
-        settings = json.loads((smoke / run / "run.json").read_text())["settings"]
-        assert (settings["beta"], settings["max_steps"], settings["seed"]) == (beta, steps, 101)
-    made = make_report(json.loads((smoke / "records.json").read_text()))
-    assert json.loads(json.dumps(made)) == report, "the report follows from the records alone"
-    words = [*WORDS, "--methods", "grpo=0.05,0.4,1", "--out", str(smoke), "--report"]
-    assert main(words) == 2
-    assert "ask for fewer methods" in capsys.readouterr().err
-    text = plan(FrontierConfig(methods=("grpo=0.05,0.4,1",), seeds=(101,), smoke=True), smoke, 2)
-    assert "for 1 runs in 2 processes" in text, "two of the three are there"
-
-
-@pytest.mark.long
-def test_another_task_is_trained_and_answered_by_its_own_verifier(tmp_path):
-    words = [*WORDS, "--task", "countdown", "--methods", "grpo=0.05", "--out", str(tmp_path)]
-    assert main(words) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["task"], report["num_problems"]) == ("countdown", 3)
-    run = json.loads((tmp_path / "grpo_beta-0.05_seed-101" / "run.json").read_text())
-    assert run["settings"]["verifier"] == COUNTDOWN.label
-    for file in (tmp_path / "samples").glob("*.jsonl"):
-        records = [json.loads(line) for line in file.read_text().splitlines()]
-        graders = {record["grader"].partition(",")[0] for record in records}
-        assert graders == {COUNTDOWN.label}, file
-
-
-def test_fresh_problems_are_others_and_of_the_same_families():
-    for name in (task for task in TASKS if f"{task}-fresh" in TASKS):
-        first, fresh = get_task(name), get_task(f"{name}-fresh")
-        asked = [{row["problem"] for row in task.sets["test"].rows} for task in (first, fresh)]
-        assert not asked[0] & asked[1]
-        for rows in (fresh.sft_rows, fresh.train_rows):
-            assert not asked[1] & {row["problem"] for row in rows}
-        families = [{row["family"] for row in task.train_rows} for task in (first, fresh)]
-        assert families[0] == families[1]
 
 
 # --- what is committed ----------------------------------------------------------------------------

@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 
 from research.frontier.checks import make_checks
-from research.frontier.guessing import blind_arithmetic, blind_chances, blind_countdown
 from research.frontier.line import resampled
 from research.frontier.registered import REGISTERED, judge_registered
 from research.frontier.report import NO_DOSE, make_report
-from research.frontier.start_model import count_start_samples
+from research.tasks import blind_chances, guess_working
 from sage_unsloth.evaluation.metrics import pass_at_k
-from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
-from sage_unsloth.study.corrections import holm, p_value
+from sage_unsloth.study.chord import (
+    Place,
+    distance_to_chord,
+    find_neighbours,
+    mixture_pass_at_k,
+)
 from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
-from sage_unsloth.study.families import family_curves, family_parts, family_weights
-from sage_unsloth.study.guessing import guess_bounds, main_k, says_something
-from sage_unsloth.study.mixture import bracketing_share, mixture_pass_at_k
+from sage_unsloth.study.records import family_curves, family_parts, family_weights
+from sage_unsloth.study.tasks import guess_product
+from sage_unsloth.study.verdicts import guess_bounds, holm, main_k, p_value, says_something
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results" / "frontier"
 
@@ -36,12 +39,12 @@ def test_blind_attempts_at_countdown_by_hand():
     values += [(8 + a * 5) * 3 + b * 2 for a in (1, -1) for b in (1, -1)]
     for target, count in ((41, 2), (14, 1), (11, 1), (99, 0)):
         assert values.count(target) == count
-        assert blind_countdown(f"countdown-2,3,5,8->{target}") == pytest.approx(count / 12)
+        assert guess_working({"id": f"countdown-2,3,5,8->{target}"}) == pytest.approx(count / 12)
 
 
 def test_blind_attempts_at_arithmetic_by_hand():
     products = [n * f for n in range(11, 100) if n % 10 for f in (3, 4, 5, 6, 7, 8, 9, 11, 12)]
-    assert blind_arithmetic("arithmetic-17x6") == products.count(102) / len(products)
+    assert guess_product({"answer": "102"}) == products.count(102) / len(products)
 
 
 def test_the_bound_of_guessing_is_that_of_enumeration():
@@ -81,15 +84,6 @@ def test_mixtures_by_enumeration(k, m):
 def test_a_mixture_needs_0_to_k_attempts_of_the_start_model():
     with pytest.raises(ValueError, match="must be 0 to k = 2; got 3"):
         mixture_pass_at_k(4, np.array([1]), 4, np.array([1]), 2, 3)
-
-
-def test_the_mixture_with_a_pass_at_1_by_hand():
-    """GRPO .5, SFT .1, k = 4: the mixtures have .5, .4, .3, .2 and .1."""
-    assert bracketing_share(0.45, 0.5, 0.1, 4) == 0
-    assert bracketing_share(0.35, 0.5, 0.1, 4) == 1
-    assert bracketing_share(0.11, 0.5, 0.1, 4) == 3
-    assert bracketing_share(0.51, 0.5, 0.1, 4) is None
-    assert bracketing_share(0.1, 0.5, 0.1, 4) is None
 
 
 # --- the line -------------------------------------------------------------------------------------
@@ -246,24 +240,6 @@ def test_a_claim_without_a_value_is_corrected_for():
     assert [row["holds"] for row in rows] == [True, False]
     assert rows[1]["p"] == 1 and "mean" not in rows[1]
     assert rows[0]["p_holm"] == pytest.approx(2 * rows[0]["p"])
-
-
-# --- the start model ------------------------------------------------------------------------------
-
-
-def test_samples_of_the_start_model_are_counted_and_compared():
-    data = {
-        "sets": {"test": {"problems": ["p", "q"], "num_samples": 2}},
-        "runs": [{"algorithm": "sft", "sets": {"test": {"correct": [1, 2]}}}],
-    }
-    grades = {"p": ["correct", "wrong", "correct"], "q": ["correct", "wrong", "wrong"]}
-    samples = [
-        {"problem_id": problem, "sample": number, "grade": grade}
-        for problem, found in grades.items()
-        for number, grade in enumerate(found)
-    ]
-    found = count_start_samples(samples, data, 3)
-    assert found == {"num_samples": 3, "correct": [2, 1], "repeats": 1, "problems": 2}
 
 
 # --- what is committed ----------------------------------------------------------------------------

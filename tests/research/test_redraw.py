@@ -8,9 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from research.redraw import main, redraw
-from sage_unsloth.figures import COLOURS
+from sage_unsloth.figures import BLUE
 
 RESULTS = Path(__file__).parents[2] / "data" / "results"
+PICTURES = RESULTS.parents[1] / "docs" / "pictures"
 
 
 def number(text):
@@ -23,7 +24,7 @@ def number(text):
 @pytest.mark.parametrize(
     ("folder", "figures"),
     [
-        ("benchmark/arithmetic/pilot", {"pass_at_k", "differences", "training", "reward_and_test"}),
+        ("benchmark/arithmetic/pilot", {"pass_at_k", "differences"}),
         ("frontier/countdown/fresh", {"frontier", "differences"}),
     ],
 )
@@ -61,7 +62,7 @@ def check_differences(figure, rows):
         (line,) = bar.lines[2]
         (low, _), (high, _) = line.get_segments()[0]
         assert (low, high) == pytest.approx((float(row["low"]), float(row["high"])))
-        blue.append(bar.lines[0].get_color() == COLOURS[2])
+        blue.append(bar.lines[0].get_color() == BLUE)
         assert blue[-1] == (low > 0 or high < 0)
     return blue
 
@@ -69,3 +70,22 @@ def check_differences(figure, rows):
 def test_a_folder_without_records_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds none"):
         redraw(tmp_path)
+
+
+def test_the_pictures_of_the_method_are_what_the_guides_give(tmp_path):
+    main([str(tmp_path / "pictures")])
+    drawn, committed = (
+        list(csv.DictReader((folder / "guide.csv").open()))
+        for folder in (tmp_path / "pictures", PICTURES)
+    )
+    assert [[number(cell) for cell in row.values()] for row in drawn] == [
+        [pytest.approx(number(cell)) for cell in row.values()] for row in committed
+    ]
+    names = {path.name for path in PICTURES.iterdir()}
+    assert names == {path.name for path in (tmp_path / "pictures").iterdir()}
+    factors = {}
+    for row in drawn:
+        factors.setdefault(row["panel"], []).append(float(row["anchor"]) / float(row["reference"]))
+    sure, undecided, token, _ = factors.values()
+    assert sure == pytest.approx([1] * 6) and undecided == pytest.approx([undecided[0]] * 6)
+    assert undecided[0] > 1.1 and token == sorted(token) and token[0] < token[-1]

@@ -33,19 +33,19 @@ def families(rows):
 
 
 def test_the_committed_rates_give_the_shares_of_the_design():
-    counts = families(load_variant("by-rate").task.train_rows)
+    counts = families(load_variant("by-rate").task.rows)
     total = sum(counts.values())
     shares = {family: round(count / total, 2) for family, count in counts.items()}
     assert shares == {"usual": 0.44, "far": 0.25, "rare": 0.21, "both": 0.10}
     assert set(read_json(RATES)["correct"]) == {
-        one["id"] for one in load_variant("skewed").task.train_rows
+        one["id"] for one in load_variant("skewed").task.rows
     }
 
 
 @pytest.mark.parametrize("name", ["balanced", "by-rate"])
 def test_other_proportions_are_the_same_problems(name):
-    before = {one["id"] for one in load_variant("skewed").task.train_rows}
-    assert {one["id"] for one in load_variant(name).task.train_rows} == before
+    before = {one["id"] for one in load_variant("skewed").task.rows}
+    assert {one["id"] for one in load_variant(name).task.rows} == before
 
 
 # --- the fork language ----------------------------------------------------------------------------

@@ -491,7 +491,7 @@ def record_file(folder):
         "train",
         "evaluate",
         "cost",
-        "benchmark",
+        "study",
     ],
 )
 def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
@@ -520,7 +520,7 @@ def test_a_second_process_is_refused(name, tmp_path, merged, trained, capsys):
             "--n",
             "1",
         ],
-        "benchmark": ["--smoke"],
+        "study": ["--smoke", "--task", "arithmetic", "--methods", "grpo=0.05"],
         "cost": ["--small", "--steps", "0", "--rounds", "1"],
     }
     words = [*command[name], "--out", str(out)]

@@ -23,7 +23,8 @@ from sage_unsloth.runs.storage import StorageError, check_room, disk_errors
 from sage_unsloth.sampling.record_files import read_samples, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.trainers.finite import NotFiniteError
-from sage_unsloth.training.stage import common_arguments, read_metrics, start_run, train
+from sage_unsloth.training.ledger import Ledger
+from sage_unsloth.training.stage import common_arguments, read_metrics, train
 
 PACKAGE = Path(sage_unsloth.__file__).parent
 
@@ -607,7 +608,7 @@ def test_settings_that_are_damaged_are_named(record_set, content, tmp_path):
     with pytest.raises(ValueError, match=r"run\.json must hold one JSON object"):
         open_run(run, {})
     with pytest.raises(ValueError, match=r"run\.json must hold one JSON object"):
-        start_run(run, {}, CONFIG, "model")
+        Ledger(run, "sft").begin({}, CONFIG, "model")
 
 
 def test_the_records_of_a_killed_power_supply_are_json(record_set):

@@ -76,7 +76,10 @@ def test_sixty_questions_of_ones_own(tmp_path):
     assert set(own["lines"]) <= {"mixture", "scale", "early"} and own["groups"]["curves"]
     (claim,) = report["claims"]
     assert claim["claim"] == "mine:rule beta=0.2>grpo beta=0.05@1" and claim["runs_complete"] == 0
-    assert report["dose"][0]["point"] == "mine:rule beta=0.2"
+    (dose,) = report["dose"]
+    assert dose["point"] == "mine:rule beta=0.2" and dose["wrong"] > 0
+    text = (out / "report.md").read_text()
+    assert "Σ log q, correct | Σ log q, wrong" in text
     data = json.loads((out / "records.json").read_text())
     assert len(data["runs"]) == 4 and len(data["variants"]) == 2 * 4
     for run in (*data["runs"], data["start"]):

@@ -59,6 +59,7 @@ def records(seeds=(1, 2, 3), guess=0.0, claims=(), dose=0.5):
             name: {
                 "algorithm": name.partition(" ")[0],
                 "settings": {"beta": float(name.partition("=")[2])},
+                "guide": "BranchGuide()" if "sage" in name else "None",
                 "twin": "grpo beta=0.05" if "sage" in name else None,
             }
             for name in chances
@@ -75,6 +76,7 @@ def records(seeds=(1, 2, 3), guess=0.0, claims=(), dose=0.5):
                 "guess": [guess] * PROBLEMS,
             }
         },
+        "doses": [{"point": "sage-branch beta=0.05", "correct": 0.125, "wrong": 0.5}],
         "start": one("start", None, np.full(PROBLEMS, 0.3), 4 * N),
         "variants": [
             variant(kind, value, seed, share)
@@ -167,6 +169,26 @@ def test_no_verdict_on_a_guide_that_did_nothing():
     assert "No verdict on `sage-branch beta=0.05`" in markdown(report)
 
 
+def test_a_guide_whose_mean_cancels_is_not_one_that_did_nothing():
+    data = records(dose=0.0)
+    data["points"]["sage-branch beta=0.05"]["guide"] = "RandomGuide()"
+    for spread, off in ((0.5, False), (0.001, True)):
+        data["doses"][0]["spread"] = spread
+        (row,) = make_report(data)["dose"]
+        assert row["no_verdict"] == off and row["possible"] is None
+
+
+def test_the_dose_of_correct_and_of_wrong_completions_apart(made):
+    text = markdown(made[1]).partition("## Dose of the guides")[2]
+    assert "Σ log q, correct | Σ log q, wrong |" in text and "| +0.125 | +0.500 |" in text
+    assert "Paid wrong completions more than correct ones: `sage-branch beta=0.05`" in text
+    data = records() | {
+        "doses": [{"point": "sage-branch beta=0.05", "correct": 0.5, "wrong": None}]
+    }
+    text = markdown(make_report(data))
+    assert "| +0.500 | – |" in text and "Paid wrong" not in text
+
+
 def test_one_seed_gives_intervals_and_no_verdict():
     report = make_report(records(seeds=(1,), claims={"a": ("maxrl beta=0.05", "start", 8)}))
     verdicts = report["sets"]["own"]["points"]["maxrl beta=0.05"]["verdicts"]
@@ -186,6 +208,7 @@ def test_the_report_in_words_and_figures(made, tmp_path):
     answer = text.partition("![frontier]")[0]
     for part in ("`maxrl beta=0.05`", "against the start model", "highest line", "`a`"):
         assert part in answer, part
+    assert "| highest line | pass@4 | pass@8 |" in text
     assert "0.1.0 (cccccccccccc)" in text and "By group of problems" in text
     assert "pass@8" in summary(report)
     draw(report, tmp_path)

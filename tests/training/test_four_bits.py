@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from sage_unsloth.__main__ import main
 from sage_unsloth.export.exporter import export
+from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.quantised import dequantise
@@ -16,9 +17,10 @@ from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
-from sage_unsloth.training.outcomes import before_and_after, evaluation_command
+from sage_unsloth.training.outcomes import evaluation_command
+from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
-from sage_unsloth.training.sft_stage import sft
+from sage_unsloth.training.sft_stage import SftJob, sft
 from sage_unsloth.training.stage import read_metrics
 from sage_unsloth.training.starting import starting_point
 
@@ -74,7 +76,7 @@ def test_sft_is_merged_so_that_it_may_be_quantised_again(merged):
 
 
 def test_sft_compares_the_model_before_with_the_policy_as_trained(merged, tmp_path, monkeypatch):
-    from sage_unsloth.training import outcomes
+    from sage_unsloth.training import sft_recipe
 
     loaded = []
 
@@ -82,10 +84,11 @@ def test_sft_compares_the_model_before_with_the_policy_as_trained(merged, tmp_pa
         loaded.append((path, settings["adapter"], settings["load_in_4bit"]))
         return load_policy(path, **settings)
 
-    monkeypatch.setattr(outcomes, "load_policy", load)
+    monkeypatch.setattr(sft_recipe, "load_policy", load)
     rows = arithmetic.problems("sft")[:1]
     short = replace(SFT, max_length=24)
-    assert len(before_and_after(short, BASE, merged, rows, tmp_path)) == 2
+    job = SftJob(short, BASE, rows, tmp_path)
+    assert len(sft_recipe.before_and_after(job, merged, rows, MATH, RlvrConfig())) == 2
     assert loaded == [(BASE, None, True), (BASE, merged.parent / "adapter", True)]
 
 

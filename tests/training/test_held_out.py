@@ -24,7 +24,7 @@ from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_files import FORMAT, settings_path
 from sage_unsloth.training.held_out import _forget_other_policy, held_out_sampling
 from sage_unsloth.training.held_out_metrics import change_text, held_out_metrics
-from sage_unsloth.training.held_out_rows import split_rows
+from sage_unsloth.training.held_out_rows import check_evaluations, split_rows
 from sage_unsloth.training.held_out_schedule import best_of, reason_to_end
 from sage_unsloth.training.policy_engine import preserve_random_state
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -315,7 +315,9 @@ def test_rows_are_held_out_with_every_row_of_their_problem():
     ],
 )
 def test_held_out_rows_that_cannot_be_used(config, rows, held_out, message):
+    given = None if held_out is None else len(held_out)
     with pytest.raises(ValueError, match=message):
+        check_evaluations(config, given, graded=True)
         split_rows(config, rows, held_out)
 
 

@@ -17,17 +17,17 @@ from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.prompts import PROJECT_PROMPT
 from sage_unsloth.training import embedded_settings
+from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.outcomes import (
     COURSE,
     advice,
     course,
     evaluation_command,
     finished_text,
-    out_of_format,
-    result_of,
     verifier_options,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft_recipe import out_of_format
 from sage_unsloth.training.starting import StartingPoint, model_path
 
 TINY = MODELS["arithmetic-base"]
@@ -143,14 +143,14 @@ def test_every_column_of_a_course_is_in_one_line_of_80():
     [("sft", False, "model"), ("rlvr", False, "adapter"), ("rlvr", True, "model")],
 )
 def test_a_finished_run_is_known_by_its_result(tmp_path, stage, full, result):
-    assert result_of(tmp_path, stage) is None
+    assert Ledger(tmp_path, stage).result() is None
     settings = {"stage": stage} | ({"full_finetuning": True} if full else {})
     (tmp_path / "run.json").write_text(json.dumps({"settings": settings}))
     (tmp_path / "checkpoints").mkdir()
-    assert result_of(tmp_path, stage) is None
+    assert Ledger(tmp_path, stage).result() is None
     (tmp_path / result).mkdir()
-    assert result_of(tmp_path, stage) == tmp_path / result
-    assert result_of(tmp_path, "rlvr" if stage == "sft" else "sft") is None
+    assert Ledger(tmp_path, stage).result() == tmp_path / result
+    assert Ledger(tmp_path, "rlvr" if stage == "sft" else "sft").result() is None
     assert str(tmp_path / result) in finished_text(tmp_path, tmp_path / result)
 
 

@@ -4,7 +4,11 @@ columns.
 
 import json
 import shutil
+import sys
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,11 +77,47 @@ def train(sft_run, out, *more):
     )
 
 
+ONCE = (
+    "check_request", "check_tracker", "check_processes", "check_judges", "check_evaluations",
+    "check_golds", "check_rehearsal", "check_fits", "check_room", "check_rows",
+    "compare", "begin", "run_job", "resolve",
+)  # fmt: skip
+"""Functions of this package that a run calls at most once."""
+
+
+@contextmanager
+def counted():
+    """How often a process reads each run.json, loads a tokenizer, and calls each of `ONCE`."""
+    calls = Counter()
+
+    def note(frame, event, _):
+        name = frame.f_code.co_name
+        if event == "call" and name in (*ONCE, "read_json", "from_pretrained"):
+            if name == "from_pretrained" and "tokenization_auto" in frame.f_code.co_filename:
+                calls["tokenizer"] += 1
+            elif name == "read_json" and Path(frame.f_locals["path"]).name == "run.json":
+                calls[Path(frame.f_locals["path"]).absolute()] += 1
+            elif name in ONCE and "sage_unsloth" in frame.f_code.co_filename:
+                calls[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
 @pytest.fixture(scope="module")
-def rl_run(sft_run):
-    out = sft_run.parent / "sage-branch"
-    assert train(sft_run, out) == 0
-    return out
+def rl_calls(sft_run):
+    """Of a run that `rl_run` takes."""
+    with counted() as calls:
+        assert train(sft_run, sft_run.parent / "sage-branch") == 0
+    return calls
+
+
+@pytest.fixture(scope="module")
+def rl_run(sft_run, rl_calls):
+    return sft_run.parent / "sage-branch"
 
 
 def test_sft_compares_before_and_after(sft_run):
@@ -91,15 +131,15 @@ def test_sft_compares_before_and_after(sft_run):
 
 
 def test_held_out_problems_are_not_trained_on(sft_run, unsloth_module, monkeypatch, tmp_path):
-    from sage_unsloth.training import recipes as stages
+    from sage_unsloth.training import sft_recipe as stages
 
     seen = {}
 
-    def stop(config, start, rows, out, **_):
-        seen["rows"] = rows
+    def stop(job):
+        seen["rows"] = job.rows
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "sft", stop)
+    monkeypatch.setattr(stages, "run_job", stop)
     with pytest.raises(KeyboardInterrupt):
         stages.run_sft(tmp_path, model="arithmetic-base", held_out=8)
     corpus = sft_corpus(load_tokenizer(data_folder() / "arithmetic-base"), 160, data="arithmetic")
@@ -120,6 +160,14 @@ def test_rl_trains_from_the_sft_run(sft_run, rl_run, capsys):
         "preflight.json",
     ):
         assert (rl_run / name).exists(), name
+
+
+def test_a_run_reads_loads_and_checks_once(sft_run, rl_calls):
+    assert rl_calls["tokenizer"] == 1
+    assert rl_calls[sft_run / "run.json"] <= 1  # 0 where this process has read it before
+    for name in ("check_request", "check_judges", "Ledger.compare", "Ledger.begin", "resolve"):
+        assert rl_calls[name] == 1, name
+    assert not {name: count for name, count in rl_calls.items() if count > 1}
 
 
 def test_a_second_run_only_reports(sft_run, rl_run, capsys, monkeypatch):

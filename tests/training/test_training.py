@@ -10,11 +10,10 @@ from safetensors.torch import save_file
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.stopping import Stop
+from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.stage import (
-    check_checkpoints,
     check_rows,
     check_tracker,
-    check_trained,
     read_metrics,
 )
 from sage_unsloth.training.step_log import StepLog
@@ -120,20 +119,23 @@ def run_folder(folder, steps, save_steps):
 )
 def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, steps, began, now, refused):
     folder = run_folder(tmp_path, steps, began)
-    check_checkpoints(folder, folder / "checkpoints" / "checkpoint-20", now)
+    ledger = Ledger(folder, "sft")
+    ledger.check_checkpoints(folder / "checkpoints" / "checkpoint-20", now)
     if not refused:
-        check_checkpoints(folder, None, now)
+        ledger.check_checkpoints(None, now)
         return
     with pytest.raises(ValueError, match=r"28 steps and has no complete one.*move metrics.jsonl"):
-        check_checkpoints(folder, None, now)
+        ledger.check_checkpoints(None, now)
 
 
 def test_a_result_without_a_step_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"adapter is there, and .*metrics.jsonl has none"):
-        check_trained(tmp_path, tmp_path / "adapter")
+        Ledger(tmp_path, "rlvr").complete(tmp_path / "adapter")
     with pytest.raises(ValueError, match="train again"):
-        check_trained(run_folder(tmp_path, 0, 1), tmp_path / "adapter")
-    check_trained(run_folder(tmp_path, 1, 1), tmp_path / "adapter")
+        Ledger(run_folder(tmp_path, 0, 1), "rlvr").complete(tmp_path / "adapter")
+    (tmp_path / "checkpoints").mkdir()
+    Ledger(run_folder(tmp_path, 1, 1), "rlvr").complete(tmp_path / "adapter")
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_rows_are_on_disk_and_the_trainer_keeps_the_last_alone(tmp_path):

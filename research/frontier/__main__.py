@@ -1,8 +1,0 @@
-"""See `command`."""
-
-import sys
-
-from research.frontier.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Rows to train on, with the counts of each filter, and what a completion is rewarded for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_unsloth.figures import table_html, table_text
+from sage_unsloth.grading.checker import Checker
+from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.mathematics import MATH
+from sage_unsloth.grading.reward_functions import Reward, get_rewards
+from sage_unsloth.grading.total_reward import TotalReward
+from sage_unsloth.grading.verifiers import get_verifier
+from sage_unsloth.problems.columns import Columns
+from sage_unsloth.problems.corpora import rl_corpus, rl_rows, sft_corpus, sft_rows
+from sage_unsloth.problems.held_out import hold_out
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
+
+
+@dataclass(frozen=True, repr=False)
+class TrainingData:
+    """Rows that passed the filters.
+
+    Attributes:
+        rows: dicts with `problem`, `answer` and the data's other columns.
+        held_out: rows kept from training; none of `rows` has one of their problems.
+        counts: filter -> rows left after it, in order.
+        checker: what makes an answer correct.
+        stage: "rl" or "sft".
+        prompt: the tags that solutions are taught with.
+    """
+
+    rows: list[dict]
+    held_out: list[dict]
+    counts: dict[str, int]
+    checker: Checker
+    stage: str
+    prompt: PromptFormat
+
+    @property
+    def dataset(self) -> Any:
+        """The `datasets.Dataset` that TRL's trainer of the stage takes."""
+        from datasets import Dataset
+
+        from sage_unsloth.training.rlvr_trainer import trainer_row
+        from sage_unsloth.training.sft_stage import taught_row
+
+        if self.stage == "sft":
+            return Dataset.from_list([taught_row(row, self.prompt) for row in self.rows])
+        return Dataset.from_list([trainer_row(row) for row in self.rows])
+
+    def __str__(self) -> str:
+        return table_text(self._counted()) + f"\n{self._split()}" * bool(self.held_out)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return table_html(self._counted()) + self._split() * bool(self.held_out)
+
+    def _counted(self) -> list[dict[str, str]]:
+        return [{"filter": name, "rows left": f"{n:,}"} for name, n in self.counts.items()]
+
+    def _split(self) -> str:
+        return f"{len(self.rows):,} rows to train on, {len(self.held_out)} held out"
+
+
+def load_dataset(
+    data: str,
+    tokenizer: Any = None,
+    *,
+    stage: str = "rl",
+    max_tokens: int | None = None,
+    path: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    answer_pattern: str | None = None,
+    limit: int | None = None,
+    held_out: int = 0,
+    prompt: PromptFormat = PROJECT_PROMPT,
+    verifier: Checker | str | Callable[[str, str], Any] | None = None,
+) -> TrainingData:
+    """Rows to train on, with how many each filter left.
+
+    Args:
+        data: "dapo" or "openmath", "arithmetic", a file, OWNER/NAME of the hub, or
+            reasoning-gym:TASK.
+        tokenizer: counts tokens; without it no row is left out for its length.
+        stage: "rl" for problems with an answer, "sft" for worked solutions.
+        max_tokens: of a prompt ("rl", 1,024 where not given), or of prompt and solution together
+            ("sft", 2,048).
+        path: a local copy of a known data set, with the hub's columns.
+        columns: of a file of your own: `{"problem": "question", "answer": "total"}`; others are
+            passed to rewards.
+        answer_pattern: takes the answer out of its column: a regular expression with one group.
+        limit: rows of the data to read; None reads all, of dapo the paper's 2,000.
+        held_out: rows to keep from training, at most a quarter.
+        prompt: the tags that solutions are taught with.
+        verifier: what makes an answer correct; None takes that of the data.
+
+    Raises:
+        ValueError: a source that cannot be read, a missing column, or no row is left.
+    """
+    if stage not in ("rl", "sft"):
+        raise ValueError(f"stage must be 'rl' or 'sft'; got {stage!r}")
+    checker = None if verifier is None else get_verifier(verifier)
+    own = Columns(names=dict(columns or {}), answer_pattern=answer_pattern)
+    source: dict[str, Any] = {
+        "data": data,
+        "path": path,
+        "columns": own if own != Columns() else None,
+        "verifier": checker,
+    }
+    if stage == "sft":
+        corpus = sft_rows(**source, limit=limit, prompt=prompt)
+        if tokenizer is not None:
+            corpus = sft_corpus(tokenizer, max_tokens or 2048, found=corpus, prompt=prompt)
+    else:
+        corpus = rl_rows(**source, limit=limit)
+        if tokenizer is not None:
+            corpus = rl_corpus(tokenizer, max_tokens or 1024, found=corpus)
+    rows, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
+    return TrainingData(rows, selected, corpus.counts, checker or corpus.checker, stage, prompt)
+
+
+def rewards(
+    names: Sequence[Reward | str | Callable[..., Any]] = ("answer",),
+    *,
+    prompt: PromptFormat = PROJECT_PROMPT,
+    verifier: Checker | str | Callable[[str, str], Any] = MATH,
+    seconds: float = 60.0,
+) -> TotalReward:
+    """Rewards as a trainer takes them: `.functions` and `.weights`.
+
+    Args:
+        names: "answer", 1 for a correct one, and functions of your own in TRL's form.
+        prompt: the tags by which an answer is found.
+        verifier: what makes an answer correct.
+        seconds: time limit of a call of a function of your own.
+    """
+    grader = Grader(checker=get_verifier(verifier), prompt=prompt)
+    return TotalReward(get_rewards(names), grader, seconds)

@@ -1,0 +1,121 @@
+"""What models can do, side by side; a question to one; and a run saved for use elsewhere."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Report(dict):
+    """A report on models and benchmarks, which prints as tables."""
+
+    def __str__(self) -> str:
+        from sage_unsloth.evaluation.report_text import report_text
+
+        return report_text(self)
+
+
+def evaluate(
+    models: Sequence[str],
+    benchmarks: Sequence[str],
+    folder: str | Path,
+    *,
+    problems: int | None = None,
+    against: str | None = None,
+    engine: str = "auto",
+    training: Sequence[dict] = (),
+    **sampling: Any,
+) -> Report:
+    """pass@k of models on benchmarks, with intervals and paired differences; what is on disk is not
+    drawn again.
+
+    Args:
+        models: "NAME=MODEL" or "NAME=MODEL+ADAPTER": a run, a folder, a preset or a hub id each.
+        benchmarks: names that `load_benchmark` knows, or "NAME=FILE".
+        folder: gets samples, tables and figures.
+        problems: of each benchmark only the first so many.
+        against: the model that the others are compared with; None takes the first.
+        engine: "auto", "transformers" or "vllm".
+        training: rows that were trained on, to look for in the benchmarks.
+        sampling: fields of `SamplingConfig`, such as `num_samples=64`; the defaults are the
+            paper's.
+    """
+    from sage_unsloth.evaluation import evaluator
+    from sage_unsloth.evaluation.named_models import parse_model
+    from sage_unsloth.sampling.engines import SamplingConfig
+
+    return Report(
+        evaluator.evaluate(
+            [parse_model(text) for text in models],
+            [evaluator.parse_benchmark(text, problems=problems) for text in benchmarks],
+            folder,
+            SamplingConfig(**sampling),
+            engine=evaluator.choose_engine(engine),
+            training=training,
+            against=against,
+            show=print,
+        )
+    )
+
+
+def compare(
+    sets: Sequence[str | Path], folder: str | Path, *, against: str | None = None
+) -> Report:
+    """The report of `evaluate` on samples that are on disk, of other runs, machines or tools.
+
+    Args:
+        sets: .jsonl files, folders, or logs of lm-evaluation-harness and inspect_ai.
+        folder: gets tables and figures.
+        against: see `evaluate`.
+    """
+    from sage_unsloth.evaluation import report
+
+    return Report(report.compare([str(path) for path in sets], folder, against))
+
+
+def ask(
+    model: str | Path,
+    question: str,
+    *,
+    n: int = 1,
+    temperature: float | None = None,
+    max_tokens: int = 512,
+    seed: int = 3407,
+) -> list[str]:
+    """`n` answers of a model to a question, in the prompt format that it was trained with.
+
+    Args:
+        model: a run, a folder, a preset or a hub id, or "MODEL+ADAPTER".
+        question: a user's turn.
+        n: answers; several need a temperature.
+        temperature: None answers greedily.
+        max_tokens: of an answer.
+        seed: of the first answer.
+
+    Raises:
+        ValueError: several greedy answers, or an unknown model.
+    """
+    from sage_unsloth.evaluation import ask as asking
+    from sage_unsloth.evaluation.named_models import parse_model
+
+    config = asking.sampling_of(n, temperature, max_tokens)
+    spec = parse_model(f"model={model}")
+    with asking.open_model(spec, asking.LONGEST_PROMPT + max_tokens) as (engine, _):
+        return [completion.text for completion in asking.ask(engine, question, config, seed)]
+
+
+def save(run: str | Path, to: str, out: str | Path, **options: Any) -> Path:
+    """Writes what a run trained for use elsewhere, with a model card, and checks it.
+
+    Args:
+        run: folder of an SFT or RL run.
+        to: "adapter", "merged" or "gguf".
+        out: new folder.
+        options: of `export.export`, such as `quantization="q8_0"`.
+
+    Raises:
+        ValueError: `out` exists, the run is not complete, or a check failed.
+    """
+    from sage_unsloth.export import export
+    from sage_unsloth.models.trained import read_run
+
+    return export(read_run(run), to, out, **options)
