@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from research.data import COUNTDOWN_MODEL, DATA, FRESH_COUNTDOWN_MODEL, FRESH_MODEL
+from research.problems import arithmetic_forms
 from research.problems import arithmetic_fresh as arithmetic_anew
 from research.problems import countdown as first_countdown
 from research.problems import countdown_fresh as countdown_anew
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.benchmarks import Benchmark
 from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.study.tasks import Task, arithmetic_task, guess_product
@@ -24,8 +24,8 @@ from sage_unsloth.study.tasks import Task, arithmetic_task, guess_product
 def arithmetic_in_other_forms() -> Task:
     """The embedded task, and two sets out of distribution: those of `data/results/benchmark`."""
     task = arithmetic_task()
-    swapped = over_families(arithmetic.swapped_problems(), 50)
-    with_zeros = over_families(arithmetic.round_problems(), 36)
+    swapped = over_families(arithmetic_forms.swapped_problems(), 50)
+    with_zeros = over_families(arithmetic_forms.round_problems(), 36)
     others = (("swapped", swapped), ("round", with_zeros))
     more = [
         replace(_benchmark("arithmetic", rows, guess_product, MATH), name=name)

@@ -13,7 +13,7 @@ import numpy as np
 from sage_unsloth.evaluation.figures import draw_differences, draw_pass_at_k, svg
 from sage_unsloth.evaluation.record_tables import RecordSet, in_order
 from sage_unsloth.evaluation.report_text import graders_lines, interval_text, partial_line
-from sage_unsloth.figures import curve_style
+from sage_unsloth.figures import line_styles
 from sage_unsloth.runs.html import escape, page
 
 CASES = 8  # of each benchmark
@@ -86,10 +86,10 @@ def _graphs(curves: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
 
 def _legend(names: Sequence[str], first: int) -> str:
     """The curves' names with their colours; `first` is the number of the first one."""
-    colours = (curve_style(number)["color"] for number in range(first, first + len(names)))
+    styles = line_styles(names, first)
     items = (
-        f'<span><b style="color: {colour}">■</b> {escape(name)}</span>'
-        for name, colour in zip(names, colours, strict=True)
+        f'<span><b style="color: {styles[name]["color"]}">■</b> {escape(name)}</span>'
+        for name in names
     )
     return f'<div class="legend">{"".join(items)}</div>'
 

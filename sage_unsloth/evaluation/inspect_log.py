@@ -35,7 +35,7 @@ def read(path: Path) -> SampleLog:
     """
     if path.suffix == ".eval":
         raise ValueError(
-            f"a log of inspect_ai must be JSON; {path} is an archive; make one of it by "
+            f"a log of inspect_ai must be JSON, but {path} is an archive. Convert it: "
             f"inspect log convert --to json --output-dir {path.parent} {path}"
         )
     log = json.loads(path.read_text(encoding="utf-8"))

@@ -101,7 +101,7 @@ def load_dataset(
         ValueError: a source that cannot be read, a missing column, or no row is left.
     """
     if stage not in ("rl", "sft"):
-        raise ValueError(f"stage must be 'rl' or 'sft'; got {stage!r}")
+        raise ValueError(f"stage must be 'rl' or 'sft', got {stage!r}")
     checker = None if verifier is None else get_verifier(verifier)
     own = Columns(names=dict(columns or {}), answer_pattern=answer_pattern)
     source: dict[str, Any] = {
