@@ -273,7 +273,7 @@ def test_scores_of_several_values_are_metrics_each(tmp_path):
 
 def test_an_archive_of_inspect_is_refused_with_the_command_that_makes_json_of_it(tmp_path):
     (tmp_path / "a.eval").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"must be JSON; .*inspect log convert --to json --output"):
+    with pytest.raises(ValueError, match=r"must be JSON, .*inspect log convert --to json --output"):
         read_log(tmp_path / "a.eval")
 
 
