@@ -22,7 +22,7 @@ from sage_unsloth.objective.signals import TokenSignals
 
 SURE = (0.93, 0.03, 0.02, 0.01, 0.006, 0.004)
 UNDECIDED = (0.34, 0.24, 0.17, 0.12, 0.08, 0.05)
-REFERENCE, ANCHOR, GUIDE, LINE = "#9A9A9A", BLUE, VERMILION, "#222222"
+REFERENCE, ANCHOR, GUIDE, LINE = "#888888", BLUE, VERMILION, "#333333"
 REF = r"$\pi_{\mathrm{ref}}$"
 REWARDS = (1.0, 0.0, 0.0, 0.0)
 

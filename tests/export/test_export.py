@@ -533,7 +533,7 @@ def test_push_without_a_hub_says_so_and_hides_the_token(exported, token, capsys,
     with caplog.at_level(logging.DEBUG), pytest.raises(ConnectionError) as refusal:
         push(exported, "me/mine")
     message = str(refusal.value)
-    assert "the push to .* failed" in message and "The export stays in" in message
+    assert "the push to " in message and "The export stays in" in message
     assert refusal.value.__cause__ is None and refusal.value.__suppress_context__
     printed = capsys.readouterr()
     assert TOKEN not in message + printed.out + printed.err + caplog.text
@@ -579,7 +579,7 @@ def test_push_refuses(exported, run, token, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"found none. Run `hf auth login`"):
+    with pytest.raises(ValueError, match=r"pushing needs a token. Run `hf auth login`"):
         push(exported, "me/mine")
 
 
@@ -617,11 +617,11 @@ def test_command_pushes_the_export_that_is_there(run, tmp_path, token, capsys):
     assert main(command) == 2
     assert "needs --repo-id owner/name" in capsys.readouterr().err
     assert main([*command, "--repo-id", "me/mine"]) == 2
-    assert "the push to .* failed" in capsys.readouterr().err
+    assert "the push to " in capsys.readouterr().err
     assert is_export(out, "adapter", "me/mine")
     written = (out / "README.md").stat().st_mtime_ns
     assert main([*command, "--repo-id", "me/mine"]) == 2
-    assert "the push to .* failed" in capsys.readouterr().err
+    assert "the push to " in capsys.readouterr().err
     assert (out / "README.md").stat().st_mtime_ns == written
     assert main([*command, "--repo-id", "me/other"]) == 2
     assert "does not overwrite" in capsys.readouterr().err
@@ -678,7 +678,8 @@ def test_unsloths_merge_stays_where_it_is_told_on_kaggle(run, tmp_path, unsloth_
 def load_on_cpu(run, merged=None):
     """As `load_policy` does it without a GPU, while `has_gpu` says that there is one."""
     path, adapter = (run.model_path, run.adapter) if merged is None else (merged, None)
-    return models._load_on_cpu(path, None, adapter, 0, "float32", False)
+    loaded = models._load_plain(path, None, adapter, 0, None, dtype="float32", device="cpu")
+    return models.prepare_for_cpu(loaded[0]), loaded[1]
 
 
 def test_a_merge_that_went_elsewhere_is_an_error(run, tmp_path, unsloth_saves, monkeypatch):

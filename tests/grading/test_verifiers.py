@@ -147,7 +147,7 @@ def test_reasoning_gyms_own_scorer_takes_entries_of_a_file():
         ("number:2", "below 1"),
         ("no_module_of_mine:f", "no_module_of_mine is not there"),
         ("json.:dumps", "must be importable"),
-        ("json:no_such", "'no_such', which is not there"),
+        ("json:no_such", "got 'no_such'"),
     ],
 )
 def test_an_unknown_verifier_is_refused(name, message):

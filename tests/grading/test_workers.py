@@ -185,7 +185,7 @@ def test_broken_code_raises_and_is_no_grade(monkeypatch):
 
 def test_a_worker_that_cannot_start_raises(monkeypatch):
     monkeypatch.setattr(worker_module, "_START", "raise SystemExit('no such package')")
-    with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
+    with Grader() as grader, pytest.raises(RuntimeError, match="did not start within"):
         grader.grade_many([tagged("y+z")], ["z+y"])
 
 
@@ -195,7 +195,7 @@ def test_a_child_that_cannot_start_ends_its_worker(monkeypatch, capfd):
         "; import sage_unsloth.grading.worker_process as p; p.confine = None; serve(",
     )
     monkeypatch.setattr(worker_module, "_START", code)
-    with Grader() as grader, pytest.raises(RuntimeError, match="must start"):
+    with Grader() as grader, pytest.raises(RuntimeError, match="did not start within"):
         grader.grade_many([tagged("y+z")], ["z+y"])
     assert "not callable" in capfd.readouterr().err
 

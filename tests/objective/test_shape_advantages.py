@@ -20,7 +20,7 @@ def test_advantages_keep_their_format_and_are_0_outside_the_mask():
 
 
 def test_advantages_that_are_written_into_are_refused():
-    with pytest.raises(ValueError, match="wrote into advantages; work on a copy"):
+    with pytest.raises(ValueError, match=r"wrote into advantages\. Work on a copy"):
         shape_advantages(
             lambda signals, advantages: advantages.mul_(2), SIGNALS, ADVANTAGES.clone()
         )

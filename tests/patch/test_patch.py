@@ -501,7 +501,7 @@ def test_drift_is_refused(unsloth_module, old, new, message):
         module = drifted(unsloth_module, old, new)
         check_unsloth(module)
         check_switches(vars(module)[trainer_names.KERNEL])
-    for part in ("found", "expected", *trainer_names.TESTED_VERSIONS):
+    for part in ("got", "expected", *trainer_names.TESTED_VERSIONS):
         assert part in str(error.value)
 
 

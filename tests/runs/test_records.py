@@ -213,7 +213,7 @@ def test_open_run_makes_the_folder_and_resumes(tmp_path, caplog):
 
 def test_open_run_names_each_setting_that_differs(tmp_path):
     open_run(tmp_path, {"steps": 10, "lr": 0.1, "same": 1, "guide": {"beta": 1}, "old": None})
-    with pytest.raises(ValueError, match="choose another --out, or delete the folder") as error:
+    with pytest.raises(ValueError, match="Choose another --out, or delete the folder") as error:
         open_run(tmp_path, {"steps": 20, "lr": "0.1", "same": 1, "guide": {"beta": 2}, "new": 3})
     for text in (
         "steps was 10 and is 20",

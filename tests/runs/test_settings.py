@@ -168,7 +168,7 @@ def test_a_file_of_settings_stands_for_its_options(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        (None, "", "there is no"),
+        (None, "", "must name a file, got"),
         ("a.yaml", "beta: [", "must be YAML"),
         ("a.yaml", "- beta", "must hold names and values"),
         ("run.json", '{"settings": {}, "environment": {}}', "was not written by one"),

@@ -161,7 +161,7 @@ def test_the_format_tells_a_set_from_others_and_older_sets_resume(tmp_path):
 def test_a_temperature_that_vllm_does_not_take_is_refused_at_once(tmp_path):
     hot = replace(CONFIG, temperature=2.5)
     check_temperature("transformers", 2.5)
-    with pytest.raises(ValueError, match=r"temperature must be <= 2 with vLLM.* got 2.5; lower"):
+    with pytest.raises(ValueError, match=r"temperature must be <= 2 with vLLM.* got 2.5. Lower"):
         evaluator.sample_models([], [], tmp_path, hot, engine="vllm")
 
 

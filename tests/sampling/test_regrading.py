@@ -36,7 +36,7 @@ def test_sets_of_two_graders_are_refused_and_the_same_evaluation_mends_it(tmp_pa
     draw(folder / "b.jsonl", "b")
     assert main(["compare", str(folder), "--out", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
-    assert "run evaluate on each again" in message and OLD in message
+    assert "Run evaluate on each again" in message and OLD in message
     assert 0 < sum(record["grade"] == "correct" for record in now) < len(now)
     draw(folder / "a.jsonl", "a")
     assert [r["grade"] for r in read_samples(folder / "a.jsonl")] == [r["grade"] for r in now]

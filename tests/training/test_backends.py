@@ -84,7 +84,7 @@ def test_a_record_says_how_many_processes_and_what_splits_the_model(monkeypatch)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     settings = run_settings("rlvr", RlvrConfig(), base, [])
     assert (settings["processes"], settings["sharded_by"]) == (2, "FSDP")
-    with pytest.raises(ValueError, match="SFT runs in one process; got WORLD_SIZE=2"):
+    with pytest.raises(ValueError, match="SFT runs in one process, got WORLD_SIZE=2"):
         run_settings("sft", SftConfig(), base, [])
 
 
