@@ -107,7 +107,7 @@ def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
 def test_folder_with_other_settings_is_refused(finished, capsys):
     assert main(["quickstart", "--out", str(finished[0] / "run")]) == 2
     error = capsys.readouterr().err
-    for part in ("error:", "rlvr.max_steps was 2 and is 100", "choose another --out"):
+    for part in ("error:", "rlvr.max_steps was 2 and is 100", "Choose another --out"):
         assert part in error
 
 
