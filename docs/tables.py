@@ -359,7 +359,19 @@ def from_gpus(folder: Path = ROOT / RESULTS / "gpu") -> str:
 
 def from_gpu_lines() -> str:
     """Branches that only a GPU reaches, and what runs them there."""
-    return markdown(*gpu_lines.table())
+    counts = read("coverage", "gpu_lines.json")
+    rest = counts["never_ran_and_not_listed"]
+    largest = sorted(counts["open"].items(), key=lambda item: len(item[1]), reverse=True)[:4]
+    note = (
+        f"Of {counts['statements']:,} statements of the package {counts['ran']:,} ran in the "
+        f"README's test line on a CPU ({counts['environment']['date'][:10]}). "
+        f"{counts['never_ran_and_listed']} others stand behind a condition of this table. {rest:,} "
+        "do not: most are of the tests marked `long`, of `doctor --deep`, or of processes without "
+        "an environment, which coverage cannot see. The files with most of them: "
+        + ", ".join(f"`{file}` ({len(lines)})" for file, lines in largest)
+        + f". Both sides of {len(counts['both_ran'])} conditions ran: a test makes them true there."
+    )
+    return f"{markdown(*gpu_lines.table())}\n\n{note}"
 
 
 def from_memory_count() -> str:
