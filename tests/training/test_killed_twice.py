@@ -1,7 +1,7 @@
 """Runs of several methods at once, by both backends: killed twice they end in the same bits as a
 run that was left alone.
 
-    python tests/training/test_killed_twice.py BACKEND FOLDER CASE
+    python tests/training/test_killed_twice.py BACKEND FOLDER [CASE ...]
 """
 
 import os
@@ -32,11 +32,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("backend", ["unsloth", "trl"])
-def test_a_run_that_is_killed_twice_ends_as_one_that_was_left_alone(tmp_path, backend, case):
+def test_a_run_that_is_killed_twice_ends_as_one_that_was_left_alone(tmp_path, backend):
+    """Every case in one process, which loads the backend and trains the SFT model once."""
     done = subprocess.run(
-        [sys.executable, __file__, backend, str(tmp_path), case],
+        [sys.executable, __file__, backend, str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -53,7 +53,7 @@ def by_length(completions, **_):
     return [float(len(completion[0]["content"]) % 3 == 0) for completion in completions]
 
 
-def main(backend, folder, case):
+def main(backend, folder, cases):
     if backend == "trl":
         import without_unsloth  # noqa: F401
     from sage_unsloth.trainers.backends import load_backend
@@ -84,10 +84,10 @@ def main(backend, folder, case):
 
     smoke = smoke_config()
     common = dict(max_steps=6, save_steps=2, learning_rate=5e-3, preflight_prompts=0)
-    config = replace(smoke.rlvr, backend=backend, **common, **CASES[case])
     start = sft(smoke.sft, data_folder() / BASE_MODEL, arithmetic.problems("sft"), folder / "sft")
 
-    def train(out, *callbacks):
+    def train(case, out, *callbacks):
+        config = replace(smoke.rlvr, backend=backend, **common, **CASES[case])
         guide = {
             "random": RandomGuide(CosineSchedule(0.5, 0.5)),
             "none": None,
@@ -98,21 +98,22 @@ def main(backend, folder, case):
         rewards = ["answer"] if config.eval_steps else [by_length]
         return rlvr(config, start, rows, out, guide, rewards=rewards, callbacks=callbacks)
 
-    whole = train(folder / "whole")
-    for step in (3, 5):
-        try:
-            train(folder / "killed", Kill(step))
-        except Killed:
-            continue
-        raise AssertionError(f"the run ended before it was killed at step {step}")
-    killed = train(folder / "killed")
-    expected, found = (load_file(out / "adapter_model.safetensors") for out in (whole, killed))
-    assert max(w.abs().max() for name, w in expected.items() if "lora_B" in name) > 1e-4
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    metrics = [timeless_files(out.parent)["metrics.jsonl"] for out in (whole, killed)]
-    assert not list(differences(*metrics, "metrics"))
+    for case in cases:
+        whole = train(case, folder / case / "whole")
+        for step in (3, 5):
+            try:
+                train(case, folder / case / "killed", Kill(step))
+            except Killed:
+                continue
+            raise AssertionError(f"the run ended before it was killed at step {step}: {case}")
+        killed = train(case, folder / case / "killed")
+        expected, found = (load_file(out / "adapter_model.safetensors") for out in (whole, killed))
+        assert max(w.abs().max() for name, w in expected.items() if "lora_B" in name) > 1e-4
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected), case
+        metrics = [timeless_files(out.parent)["metrics.jsonl"] for out in (whole, killed)]
+        assert not list(differences(*metrics, "metrics")), case
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:] or CASES))
