@@ -156,7 +156,7 @@ def run_rlvr(
         if point.unmerged:
             del known["model"]
         ledger.compare(known)
-    load_libraries(point.preset, config.backend, standby=setup.use_vllm and has_gpu())
+    load_libraries(point.preset, config.optim, config.backend, standby=setup.use_vllm and has_gpu())
     if point.unmerged and rank() == 0:
         merge_run(point.unmerged)
     wait_for_all()
@@ -236,10 +236,19 @@ def show_log() -> None:
 
 
 def load_libraries(
-    preset: ModelPreset, expected: str | None = None, *, standby: bool = False
+    preset: ModelPreset, optim: str, expected: str | None = None, *, standby: bool = False
 ) -> None:
-    """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not."""
+    """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not.
+
+    Raises:
+        ValueError: transformers has no optimizer of that name.
+    """
     load_backend(expected, standby=standby)
+    from transformers.training_args import OptimizerNames
+
+    names = ["auto", *(name.value for name in OptimizerNames)]
+    if optim not in names:
+        raise ValueError(f"optim must be one of {', '.join(names)}, got {optim!r}")
     if is_small(model_path(preset)):
         settle_process()
 

@@ -523,6 +523,7 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
     ("more", "message"),
     [
         (["--benchmarks", "arithmetic=some.jsonl"], "read from no file, got some.jsonl"),
+        (["--batch", "0"], "batch_size must be >= 1, got 0"),
         (["--engine", "vllm"], "rollouts='vllm' is not available"),
         (["--engine", "vllm", "--load-in-4bit"], "4-bit weights need the engine transformers"),
         (
