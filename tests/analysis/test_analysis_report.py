@@ -130,7 +130,7 @@ def test_runs_take_the_name_under_which_their_weights_were_evaluated(unsloth_mod
     assert set(found.samples["arithmetic"]) == {"ours", "ours #2", "sage-branch"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_leaves_what_it_says(quickstart, tmp_path, capsys):
     add_adapter(quickstart / "sage-branch")
     out = tmp_path / "analysis"

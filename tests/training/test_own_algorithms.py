@@ -140,7 +140,7 @@ def test_the_pages_rule_by_hand(here):
     assert RlvrConfig(advantages=rule.text).advantages == rule.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_recipe_trains_and_resumes_with_the_same_code_alone(here, unsloth_module, capsys):
     words = ["train", "--algorithm", f"{here[0]}:lift", "--from", "arithmetic-base", "--out", "run"]
     words += ["--smoke", "--set", "preflight_prompts=0"]

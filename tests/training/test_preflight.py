@@ -106,6 +106,7 @@ def test_who_was_asked_for_a_box_is_not_sent_to_one():
     assert r"hold one answer in \boxed{}" in advice and "--tags" not in advice
 
 
+@pytest.mark.long
 def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     unsloth_module, tmp_path, caplog
 ):
