@@ -31,7 +31,8 @@ def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
     if missing is not None:
         raise ValueError(
             f"every training row must have the column of balance_by, {column!r}, but row "
-            f"{missing} has {', '.join(rows[missing])}"
+            f"{missing} has {', '.join(rows[missing])}. Read it from your data: --columns "
+            f"{column}={column}"
         )
     if column != PASS_RATE:
         return balance_rows(rows, column)
