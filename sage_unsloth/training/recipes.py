@@ -32,6 +32,7 @@ from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.held_out_rows import check_evaluations
 from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.outcomes import (
+    HELD_OUT,
     evaluation_command,
     finished_text,
     outcome,
@@ -210,21 +211,23 @@ def run_rlvr(
         plot_training(course, Path(out) / "training.png", note)
         for part in outcome(Path(out), metrics, config.prompt):
             show(part)
+        following = evaluation_command(
+            point,
+            algorithm.name,
+            Path(out),
+            config,
+            smoke=smoke,
+            data=own_data(data, path, columns, RL_DATA),
+            columns=columns,
+            eval_file=eval_file,
+            verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
+        )
         show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "
-            f"{trained.name}/\n\nNext: "
-            + evaluation_command(
-                point,
-                algorithm.name,
-                Path(out),
-                config,
-                smoke=smoke,
-                data=own_data(data, path, columns, RL_DATA),
-                columns=columns,
-                eval_file=eval_file,
-                verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
-            )
+            f"{trained.name}/\n\nNext: {following}"
         )
+        if HELD_OUT in following:
+            show(f"{HELD_OUT} stands for a file of questions that were not trained on.")
     return metrics
 
 
