@@ -134,7 +134,7 @@ def read_guide(text: str, own: str = "module:name") -> "Guide":
 
 def own_algorithm(record: Mapping[str, Any]) -> str | None:
     """`module:name` of the user's own algorithm, by the command in a run's record."""
-    own = re.search(r"--algorithm[= ](\S+:\S+)", " ".join(record.get("command", ())))
+    own = re.search(r"--algorithm[=\s](\S+:\S+)", " ".join(record.get("command", ())))
     return None if own is None else own[1]
 
 
