@@ -199,4 +199,4 @@ def test_the_page_says_what_the_records_say():
             bare = signed(pair[name]).replace("−", "-")
             assert bare in page.replace("−", "-"), (dialect, name)
         needed = f"{read_json(DOSES)[dialect]['needed_beta']:.2f}".removeprefix("0")
-        assert needed in page.partition("The dose tells")[2]
+        assert needed in page.partition("The dose distinguishes")[2]
