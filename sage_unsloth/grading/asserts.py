@@ -1,13 +1,13 @@
-"""Asserts about a program's functions, evaluated without the program.
+"""Evaluates asserts about a program's functions without running them next to the program.
 
 `assert add(2, 3) == 5` becomes the call `add(2, 3)`, which the program answers in its own process,
-and a comparison, which is made here. So no program sees what is expected of it, or what compares.
-Only literals, arithmetic, comparisons and a few functions of Python are understood.
+and a comparison, which is made here. So no program sees the expected value or the comparison.
+Only literals, arithmetic, comparisons and a few functions of Python are supported.
 
-The values are a model's, and this process is the trainer's. So each operator takes only types for
-which its time and memory are bounded by the length of what it is given: `%` takes numbers, for
-`'%600000000d' % 2` is a gigabyte; a product of a text or list has a largest length; a sum takes
-numbers alone; what is ordered is nested `ORDERED` deep at most.
+The values come from a model and this process is the trainer's, so time and memory of each operator
+must be bounded by the size of its operands: `%` takes only numbers (`'%600000000d' % 2` is a
+gigabyte), products have a largest size, sums take only numbers, and values are ordered only down to
+`ORDERED` levels of nesting.
 """
 
 import ast
@@ -28,7 +28,7 @@ _ITERABLES = (*_SEQUENCES, SetValue, DictValue)
 
 
 def _take(value: Any, kinds: tuple[type, ...]) -> Any:
-    """The value, if it is of one of these types itself."""
+    """The value if its type is exactly one of these, else TypeError."""
     if type(value) not in kinds:
         raise TypeError(f"{type(value).__name__} is not taken here")
     return value
@@ -52,6 +52,7 @@ def _multiply(left: Any, right: Any) -> Any:
     if type(right) in _SEQUENCES:
         left, right = right, left
     if type(left) in _SEQUENCES:
+        # Checked first: making the product would already take the memory.
         if _size(left) * abs(_take(right, (bool, int))) > LARGEST:
             raise ValueError("too long a product")
         return left * right
@@ -61,7 +62,7 @@ def _multiply(left: Any, right: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Items and characters of a value, those inside its items too."""
+    """Items and characters of a value, including those of its items."""
     if isinstance(value, (str, bytes)):
         return 1 + len(value)
     if isinstance(value, DictValue):
@@ -72,7 +73,7 @@ def _size(value: Any) -> int:
 
 
 def _check_depth(value: Any, depth: int = ORDERED) -> Any:
-    """The value, if it can be ordered in bounded time: each level is compared twice."""
+    """The value, if its nesting is shallow: ordering compares each level twice."""
     if isinstance(value, (list, tuple)):
         if depth == 0:
             raise ValueError("nested too deep to be ordered")
@@ -196,13 +197,10 @@ class Assert:
     """One assert.
 
     Attributes:
-        calls: what the program is asked, in order.
-
-    Args:
-        text: of the assert.
+        calls: calls of the program's functions, in order.
 
     Raises:
-        ValueError: it is none, or of another form than the module says.
+        ValueError: the text is not an assert, or not of a supported form.
     """
 
     def __init__(self, text: str) -> None:
@@ -224,8 +222,9 @@ class Assert:
             ) from None
 
     def holds(self, values: list[Any]) -> bool:
-        """Whether it holds where the calls have these values (of `program_results`)."""
+        """Whether the assert holds for these results of its calls (`program_results` values)."""
         try:
+            # By id, because two calls that are written alike are two nodes.
             return bool(_evaluate(self._test, dict(zip(map(id, self._nodes), values, strict=True))))
         except Exception:  # the values may be of any type, as 3 < "a"
             return False
@@ -242,7 +241,7 @@ class Assert:
             self._collect(child)
 
     def _check(self, node: ast.expr) -> None:
-        """Every node is understood; it is evaluated where values do not matter for that."""
+        """Checks that every node is supported, and evaluates the parts without calls."""
         known = (
             ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp,
             ast.Compare, ast.BoolOp, ast.Call, ast.Subscript, ast.Attribute, ast.Name, ast.keyword,
@@ -268,7 +267,7 @@ def _operator(table: Mapping[type, Any], node: ast.AST) -> Any:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of an argument, with Python's own sets and dicts, for the program."""
+    """An argument's value with Python's own sets and dicts, as the program gets it."""
     return _python(_evaluate(node, {}))
 
 
@@ -283,7 +282,7 @@ def _python(value: Any) -> Any:
 
 
 def _evaluate(node: ast.expr | None, values: Mapping[int, Any]) -> Any:
-    """The value of an expression; `values` has those of the program's calls, by the node's id."""
+    """The value of an expression; `values` maps a node's id to the result of that call."""
     if id(node) in values:
         return values[id(node)]
     match node:

@@ -1,4 +1,4 @@
-"""The grades that a completion can get, and the interface of what decides between them."""
+"""The grades of a completion, and the interface of a checker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Grade(StrEnum):
 
 
 class Kind(StrEnum):
-    """As what an answer was compared with its gold, which is how it reached its grade."""
+    """How an answer was compared with its gold."""
 
     NUMBER = "number"  # exact
     QUANTITY = "number with unit"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """A grade, and how it was reached. A tuple, so that a worker can send it as JSON."""
+    """A grade and its kind. A tuple, so that a worker can send it as JSON."""
 
     grade: Grade
     kind: Kind
@@ -50,27 +50,27 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Checker:
-    """What makes an answer right.
+    """Decides whether an answer is correct.
 
     Attributes:
-        name: in the record of a grade, with `version`.
+        name: recorded with each grade, together with `version`.
         version: changes whenever the same answer may get another grade.
-        packages: whose versions decide too.
+        packages: their versions are recorded too.
         plainly: (extracted answer or None, gold) -> the verdict, or the two texts that a worker
-            compares. It runs in the caller's process, so it must be fast on any text. It raises
-            ValueError for a gold that is none.
-        compare: "module:function" of the function that compares those two texts in a worker: a
-            Verdict, or None for a gold that cannot be read.
-        typical: what a worker compares before its first question, so that what libraries build at
-            first use is there in each of its children.
-        workers: makes the workers, from their count, time limit (seconds) and memory limit (GiB),
-            where they are others than processes that run `compare`.
-        gold_is_answer: a gold is an answer too, and right against itself; a pattern, a schema and
-            the tests of a program are none.
+            compares. Runs in the caller's process, so it must be fast on any text. Raises
+            ValueError for an invalid gold.
+        compare: "module:function" that compares those two texts in a worker: a Verdict, or None for
+            a gold that cannot be read.
+        typical: pairs that a worker compares before its first question, so that libraries build
+            their caches before the fork.
+        workers: (count, time limit in seconds, memory limit in GiB) -> workers; None for processes
+            that run `compare`.
+        gold_is_answer: a gold is also an answer, correct against itself; false for patterns,
+            schemas and the tests of a program.
         counted: (answer, gold, problem) -> the words at the end of the answer that only name what
-            its number counts, by the problem's text; they are left off. None where no word is.
+            its number counts, according to the problem. They are not graded.
         longest: characters of an answer; longer text is no answer.
-        blocks: where no tag holds an answer, the last block of code is it (`extraction`).
+        blocks: without a tag, the last block of code is the answer (`extraction`).
     """
 
     name: str
@@ -86,11 +86,11 @@ class Checker:
     blocks: bool = False
 
     def check_gold(self, gold: str) -> None:
-        """Raises ValueError if the gold is none that this checker can read."""
+        """Raises ValueError if this checker cannot read the gold."""
         self.plainly(None, gold)
 
     @property
     def label(self) -> str:
-        """Name and versions, as records keep them."""
+        """Name and versions, as recorded."""
         parts = [f"{package} {package_version(package)}" for package in self.packages]
         return ", ".join([f"{self.name} {self.version}", *parts])

@@ -1,4 +1,4 @@
-"""Checkers for answers that are not mathematics: roles of knights and knaves, and reasoning-gym."""
+"""Checkers for knights and knaves, and for reasoning-gym."""
 
 import contextlib
 import functools
@@ -23,10 +23,10 @@ _MARKUP = re.compile(r"\\(?:text|mathrm|textbf)(?=\{)|[*${}`]|\\(?=\s)|\\\\")
 
 
 def roles(text: str) -> dict[str, str] | None:
-    """Each person's role by their name in lower case; None for any other text.
+    """Each person's role by name in lower case; None for any other text.
 
-    "Zoey is a knave, and Oliver is a knight", "Zoey: knave; Oliver: knight", numbered lines, in any
-    order. A part that states no role, or two roles for one person, make it another text.
+    Accepts "Zoey is a knave, and Oliver is a knight", "Zoey: knave; Oliver: knight" and numbered
+    lines, in any order. None if a part states no role, or a person gets two.
     """
     if len(text) > LONGEST_ANSWER:
         return None
@@ -67,14 +67,17 @@ def _check_length(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
 
 
 def compare_reasoning_gym(answer: str, gold: str) -> Verdict | None:
-    """Compares an answer by reasoning-gym's own scorer, in a worker; None if the gold is none.
+    """Scores an answer with reasoning-gym's own scorer, in a worker.
 
-    CORRECT at the full score, of the answer or of the answer without dollars, bold or box. Partial
-    scores are WRONG: half-right roles score .65 there. UNPARSABLE where the scorer raises.
+    CORRECT at the full score, with or without dollars, bold or box. Partial scores are WRONG:
+    half-correct roles score .65 there. UNPARSABLE if the scorer raises.
 
     Args:
         answer: the extracted text.
-        gold: JSON of `reasoning_gym_gold`, or of {"task": name, "entry": an entry of its data}.
+        gold: JSON of `reasoning_gym_gold`, or {"task": name, "entry": an entry of its data}.
+
+    Returns:
+        None if the gold is invalid.
     """
     import reasoning_gym  # noqa: F401  (a missing package must not look like a bad gold)
 
@@ -87,6 +90,7 @@ def compare_reasoning_gym(answer: str, gold: str) -> Verdict | None:
     else:
         data = _reasoning_gym(item["task"], item["size"], item["seed"])
         entry = data[item["index"]]
+        # Another version of reasoning-gym may make another item from the same seed.
         if entry["answer"] != item["answer"]:
             return None
     scores = []
@@ -101,7 +105,7 @@ def compare_reasoning_gym(answer: str, gold: str) -> Verdict | None:
 
 
 def _gym_item(gold: str) -> dict:
-    """Raises ValueError for a gold of another form."""
+    """The gold as a dict; ValueError for another form."""
     try:
         item = json.loads(gold)
     except (ValueError, TypeError):
@@ -125,7 +129,7 @@ def _reasoning_gym(task: str, size: int, seed: int):
 
 
 def reasoning_gym_gold(task: str, size: int, seed: int, index: int, answer: str) -> str:
-    """What a worker needs to make the item again and to see that it is the same one."""
+    """What a worker needs to make the item again and to check that it is the same."""
     return json.dumps({"task": task, "size": size, "seed": seed, "index": index, "answer": answer})
 
 

@@ -1,10 +1,9 @@
-"""The options of `train` and `evaluate` that say what makes an answer right."""
+"""The options of `train` and `evaluate` that choose a verifier."""
 
 import argparse
 
 
 def add_verifier(parser: argparse.ArgumentParser) -> None:
-    """Adds `--verifier` and `--allow-unconfined`."""
     parser.add_argument(
         "--verifier",
         metavar="NAME",

@@ -1,4 +1,4 @@
-r"""Compares an answer with a gold by what the gold is: one comparison for each kind of tree."""
+"""Compares an answer with a gold: one comparison for each kind of tree."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ from sage_unsloth.grading.units import PERCENT, Unit
 
 
 class NeedsDigits(Exception):
-    """Two expressions cannot be told apart here."""
+    """Floats cannot tell two expressions apart."""
 
 
 class Same:
-    """Compares expressions: by exact values, trees that are alike, floats that differ, then digits.
+    """Compares expressions: by exact value, then by tree, then in floats, then to many digits.
 
     Args:
-        seed: what the values of their symbols depend on; None where no digits are computed.
+        seed: of the symbols' values; None to compute no digits.
 
     Raises:
-        NeedsDigits: only digits decide, and there is no seed.
+        NeedsDigits: only digits can decide, and there is no seed.
     """
 
     def __init__(self, seed: str | None = None):
@@ -41,6 +41,7 @@ class Same:
         if gold in INFINITE or answer in INFINITE:
             return gold == answer
         if has(answer, "infinity"):
+            # Infinity inside an expression has no value to compare.
             return False
         expected, value = exact(gold), exact(answer)
         # Exact numbers need no digits, and no worker.
@@ -52,7 +53,7 @@ class Same:
         return not surely_differ(gold, answer) and equal(gold, answer, self.digits_seed())
 
     def proportional(self, gold: Node, answer: Node) -> bool:
-        """Whether the differences of two equations' sides are in a constant ratio."""
+        """Whether the differences of two equations' sides have a constant ratio."""
         if not names(gold) or names(gold) != names(answer):
             return False
         return proportional(gold, answer, self.digits_seed())
@@ -68,16 +69,17 @@ def is_percent(unit: Unit) -> bool:
 
 
 def same_unit(answer: Unit, gold: Unit) -> bool:
-    """Of one dimension; of counted things all that the answer names, one at least."""
+    """Whether two units have one dimension, and the answer names only nouns of the gold."""
     physical = [{p for p in unit.powers if not p[0].startswith("noun ")} for unit in (answer, gold)]
     nouns = [unit.nouns - {COMPOUND} for unit in (answer, gold)]
     if physical[0] != physical[1]:
         return False
+    # "5 apples" for "5 red apples" is enough, but without a physical unit one noun must be named.
     return nouns[0] <= nouns[1] and bool(nouns[0] or not nouns[1] or physical[0])
 
 
 def with_constant(gold: Node, answer: Node) -> Node:
-    """The gold with its constant of integration named as in the answer: `+C` as `+c`."""
+    """The gold with its constant of integration spelled as in the answer: `+C` as `+c`."""
     constant = Node("symbol", ("C",))
     if gold.kind != "sum" or constant not in gold.args or "C" in names(answer):
         return gold
@@ -90,7 +92,7 @@ def with_constant(gold: Node, answer: Node) -> Node:
 
 
 def compare(gold: Node, answer: Node, same: Same) -> bool:
-    """Whether an answer, without its name, is a gold of one of the kinds of `COMPARISONS`."""
+    """Whether an answer without its name equals a gold of a kind in `COMPARISONS`."""
     return COMPARISONS[gold.kind][0](gold, _right_side(answer, gold.kind), same)
 
 
@@ -108,7 +110,7 @@ def _right_side(answer: Node, kind: str) -> Node:
 
 
 def _same_side(gold: Node, answer: Node, same: Same) -> bool:
-    """Whether a side or element is the gold's; without a unit of its own it has the gold's."""
+    """Whether one side or element equals the gold's; a missing unit is taken from the gold."""
     (expected, expected_unit), (value, unit) = amount(gold), amount(answer)
     if expected.kind in EXPRESSIONS and value.kind in EXPRESSIONS:
         # A unit that one side leaves out is not held against it.
@@ -127,7 +129,7 @@ def _all_same(gold: Sequence[Node], answer: Sequence[Node], same: Same) -> bool:
 
 
 def _parts_match(gold: Sequence, answer: Sequence, equals: Callable[[Node, Node], bool]) -> bool:
-    """Whether each of the gold's parts has a part of the answer of its own."""
+    """Whether the parts can be paired one to one."""
     left = list(answer)
     for expected in gold:
         match = next((part for part in left if equals(expected, part)), None)
@@ -139,7 +141,7 @@ def _parts_match(gold: Sequence, answer: Sequence, equals: Callable[[Node, Node]
 
 
 def _equations(gold: Node, answer: Node, same: Same) -> bool:
-    """The same sides, or sides whose differences are in a constant ratio; of `x = 5`, `5` too."""
+    """The same sides, or differences of sides in a constant ratio; `5` for `x = 5`."""
     left, right = gold.args[0], gold.args[-1]
     if any(
         side.kind in EXPRESSIONS and has(side, "infinity")
@@ -174,7 +176,7 @@ def _difference(left: Node, right: Node) -> Node:
 
 
 def _name(side: Node) -> str | None:
-    """What a left side calls its right one, without a function's variables; None for no name."""
+    """The name on a left side, without a function's variables; None for none."""
     if side.kind == "symbol":
         return re.sub(r"_.*|[{}]", "", side.args[0]) + ("_" if "_" in side.args[0] else "")
     if side.kind == "apply" and all(arg.kind == "symbol" for arg in side.args[1:]):
@@ -183,11 +185,13 @@ def _name(side: Node) -> str | None:
 
 
 def _same_name(gold: str, answer: str) -> bool:
+    # x_1 and x may name one value; y = … and f(x) = … are the same function.
     return gold.rstrip("_") == answer.rstrip("_") or {gold, answer} <= {"y", "f"}
 
 
 def _elements(gold: Node, answer: Node, same: Same) -> bool:
     """The same elements, each once, in any order."""
+    # A set of one element may be written without its braces.
     if len(gold.args) == 1 and answer.kind in ("quantity", *EXPRESSIONS):
         answer = Node("members", (answer,))
     if answer.kind != "members" or len(answer.args) != len(gold.args):
@@ -196,7 +200,7 @@ def _elements(gold: Node, answer: Node, same: Same) -> bool:
 
 
 def _tuples(gold: Node, answer: Node, same: Same) -> bool:
-    """In order; a pair may be told as the open interval that it may be."""
+    """Entries in order; a pair may also be written as an open interval."""
     if answer.kind in ("interval", "union") and len(gold.args) == 2:
         return _unions(gold, answer, same)
     entries: Sequence[Node] = ()
@@ -212,7 +216,7 @@ def _tuples(gold: Node, answer: Node, same: Same) -> bool:
 
 
 def _unions(gold: Node, answer: Node, same: Same) -> bool:
-    """The same intervals in any order, and the same variable where both name one."""
+    """The same intervals in any order; if both name a variable, the same one."""
     unions = []
     for node in (as_interval(gold), as_interval(answer)):
         if node.kind not in ("union", "interval"):
@@ -231,8 +235,10 @@ def _same_interval(gold: Node, answer: Node, same: Same) -> bool:
 
 def _matrices(gold: Node, answer: Node, same: Same) -> bool:
     rows = [row.args for row in answer.args] if answer.kind == "matrix" else []
+    # A column vector may be written as a tuple.
     if answer.kind == "tuple" and all(len(row.args) == 1 for row in gold.args):
         rows = [(entry,) for entry in answer.args]
+    # Rows in square brackets, of which one of two numbers was read as an interval.
     elif answer.kind == "list" and all(row.kind in ("list", "interval") for row in answer.args):
         rows = [row.args if row.kind == "list" else row.args[:2] for row in answer.args]
     return len(rows) == len(gold.args) and all(
@@ -247,12 +253,11 @@ def _relations(gold: Node, answer: Node, same: Same) -> bool:
 
 
 def _dimensions(gold: Node, answer: Node, same: Same) -> bool:
-    """The same lengths; where the gold alone has units, they are the answer's."""
+    """The same lengths; missing units are the gold's."""
     return answer.kind == "dimensions" and _all_same(gold.args, answer.args, same)
 
 
 def _values_by_name(gold: Node, answer: Node, same: Same) -> bool:
-    """Values of several variables, by name."""
     if answer.kind != "assignments" or len(answer.args) != len(gold.args):
         return False
     values = dict(answer.args)

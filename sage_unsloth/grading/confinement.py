@@ -1,21 +1,20 @@
-"""Takes from a grading worker what comparing two texts does not need.
+"""Removes what a grading worker does not need: network, writing files, processes, secrets.
 
-That is the network, writing files, starting processes, and secrets. Nothing evaluates an answer as
-code. Should a parser ever be tricked into it, this is what the code would find. None of it needs
-root, and each layer holds where the kernel allows it; `leave_network` and `confine` return whether
-it does:
+No answer is ever evaluated as code. If a parser were tricked into it, this limits what that code
+could do. None of it needs root. Each layer applies where the kernel supports it; `leave_network`
+and `confine` return whether it does:
 
-    everywhere      Python itself ends the worker that opens a file to write, a socket or a process
-                    (audit hook); no file grows (RLIMIT_FSIZE), few are open, no core dump, no child
-                    process unless root runs it (RLIMIT_NPROC); capabilities are given up; the
-                    environment holds no variable outside `ALLOWED_VARIABLES`
+    everywhere      Python ends the worker that opens a file to write, a socket or a process (audit
+                    hook); no file grows (RLIMIT_FSIZE), few are open, no core dump, no child
+                    process unless root runs it (RLIMIT_NPROC); capabilities are dropped; the
+                    environment holds only `ALLOWED_VARIABLES`
     "namespace"     no network interface at all (user and network namespaces; containers often
                     forbid them)
     "landlock"      the kernel denies writing, making, renaming and deleting files, and running
                     programs; from Linux 6.7 TCP as well, from 6.12 signals to other processes
 
-What stays possible, to code that got past Python's own hook: reading what the user may read,
-without a way to send it anywhere under "namespace". On macOS the first row is all there is.
+Code that got past Python's hook could still read what the user may read, without a way to send it
+anywhere under "namespace". macOS has only the first row.
 """
 
 import contextlib
@@ -44,12 +43,12 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def allowed_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The part of its caller's environment that a worker gets: no token, whatever its name."""
+    """The part of the caller's environment that a worker gets, without any token."""
     return {name: variables[name] for name in ALLOWED_VARIABLES if name in variables} | _ONE_THREAD
 
 
 def leave_network() -> bool:
-    """Moves this process to a network of its own, with no way out. It must have no threads yet.
+    """Moves this process, which must have no threads yet, to a network namespace without a way out.
 
     Returns:
         Whether the kernel allows it.
@@ -61,15 +60,13 @@ def leave_network() -> bool:
 
 
 def confine(refused: Callable[[str], None]) -> bool:
-    """Limits this process for good.
-
-    What it is to write to must be open already, and what it needs must be imported.
+    """Limits this process for good. Files to write to must be open, and imports done.
 
     Args:
         refused: called with the name of the audit event before the process is ended for it.
 
     Returns:
-        Whether the kernel keeps files from being written (Landlock).
+        Whether the kernel denies writing files (Landlock).
     """
     # A .pyc would count as opening a file to write, and end the process.
     sys.dont_write_bytecode = True
@@ -90,8 +87,8 @@ def confine(refused: Callable[[str], None]) -> bool:
 
 
 def end_on_refused_events(refused: Callable[[str], None]) -> None:
-    """From now on Python ends this process before it does anything of `REFUSED`, or opens a file to
-    write; `refused` is called with the name of the event first.
+    """Makes Python end this process before any event of `REFUSED`, or before it opens a file to
+    write. `refused` is called with the event's name first.
     """
 
     def hook(event: str, arguments: tuple) -> None:
@@ -121,9 +118,9 @@ class _Beneath(ctypes.Structure):
 
 
 def drop_capabilities() -> None:
-    """Gives up what root may do to other processes and to files of others.
+    """Drops root's rights over other processes and over files of others.
 
-    Without it, root outside a namespace of its own reads other processes' environments: since Linux
+    Without it, root outside its own namespace reads other processes' environments: since Linux
     6.13, CAP_PERFMON is enough for that in spite of Landlock.
     """
     version_3, this_process = 0x2008_0522, 0
@@ -133,7 +130,7 @@ def drop_capabilities() -> None:
 
 
 def _landlock() -> bool:
-    """Denies all that Landlock knows but reading files and folders; whether the kernel has it."""
+    """Denies all that Landlock knows except reading; whether the kernel has it."""
     ruleset = landlock_ruleset()
     return ruleset is not None and enter_ruleset(ruleset)
 
@@ -141,14 +138,11 @@ def _landlock() -> bool:
 def landlock_ruleset(
     readable: Sequence[str | Path] | None = None, listed: Sequence[str | Path] = ()
 ) -> int | None:
-    """The file descriptor of a Landlock ruleset that denies all that Landlock knows.
+    """The file descriptor of a Landlock ruleset that denies everything else; None without Landlock.
 
     Args:
-        readable: files, and folders with all in them, that may be read; None allows all reading.
+        readable: files and folders, with their contents, that may be read; None allows all reading.
         listed: folders whose names, and those of the folders in them, may be read.
-
-    Returns:
-        None where the kernel has no Landlock.
     """
     create_ruleset, add_rule = 444, 445  # system calls, of which the C library has no wrappers
     libc = ctypes.CDLL(None)
@@ -179,7 +173,7 @@ def landlock_ruleset(
 
 
 def enter_ruleset(ruleset: int) -> bool:
-    """Restricts this process by a Landlock ruleset, which it closes; whether the kernel does so."""
+    """Restricts this process and closes the ruleset; whether the kernel applies it."""
     restrict_self, set_no_new_privileges = 446, 38
     libc = ctypes.CDLL(None)
     # Landlock demands it of a process without CAP_SYS_ADMIN.

@@ -1,7 +1,7 @@
-"""The verifier `countdown`: an expression of the given numbers, each at most once, with the target.
+"""The verifier `countdown`: an expression of the given numbers that has the target as its value.
 
-The answer is read by the grammar of `forms`, not compared with a gold expression, so every right
-one is accepted. Its numbers are counted in the tree, and its value is an exact fraction.
+The answer is not compared with a gold expression, so every solution is accepted. The numbers are
+counted in its tree, and its value is an exact fraction.
 """
 
 import json
@@ -17,18 +17,16 @@ from sage_unsloth.grading.tree import Node, children, exact
 from sage_unsloth.grading.writing import normalise_spelling
 
 MOST_NUMBERS = 20
-# What an expression is written with; not a sign before a number, nor two numbers side by side.
+# Allowed characters; a sign before a number and two adjacent numbers are refused.
 _WRITTEN = re.compile(r"(?:[0-9+\-*/(){}= ]|\\(?:times|cdot|ast|div|frac)(?![a-zA-Z]))+")
 _REFUSED = re.compile(r"\*\*|[0-9]\s+[0-9]|(?:^|[-+*/=({])\s*[-+]|\\[a-z]+\s*[-+]")
 
 
 @dataclass(frozen=True)
 class CountdownTask:
-    """What a gold says.
+    """A gold: the numbers with how often each may be used, and the target.
 
     Attributes:
-        numbers: how often each may be used.
-        target: of the expression.
         use_all: every number must be used.
     """
 
@@ -39,12 +37,10 @@ class CountdownTask:
 
 @lru_cache(maxsize=4096)
 def read_task(gold: str) -> CountdownTask:
-    """The task that a gold is, `{"numbers": [2, 3, 5, 8], "target": 29}`.
-
-    `"use_all": true` beside them asks that every number be used.
+    """Parses a gold, `{"numbers": [2, 3, 5, 8], "target": 29}`, with `"use_all": true` if required.
 
     Raises:
-        ValueError: it is none.
+        ValueError: another form.
     """
     try:
         item = json.loads(gold)
@@ -67,10 +63,10 @@ def read_task(gold: str) -> CountdownTask:
 
 
 def check_countdown(answer: str | None, gold: str) -> Verdict:
-    """CORRECT for an expression of the given numbers, each at most once, that is the target.
+    """CORRECT for an expression of the given numbers, each at most once, that equals the target.
 
-    UNPARSABLE for text that is no expression of whole numbers, + - * / and round brackets; a sign
-    in front of a number is not among these. `expression = target` is read as the expression.
+    UNPARSABLE for anything but whole numbers, + - * / and round brackets; a sign in front of a
+    number is not allowed. `expression = target` is read as the expression.
     """
     task = read_task(gold)
     text = None if answer is None else normalise_spelling(answer)
@@ -83,6 +79,7 @@ def check_countdown(answer: str | None, gold: str) -> Verdict:
     used = _numbers(expression)
     if used is None:
         return Verdict(Grade.UNPARSABLE, Kind.NONE)
+    # On counters <= compares how often each number is used.
     allowed = used == task.numbers if task.use_all else used <= task.numbers
     right = allowed and stated in (None, task.target) and exact(expression) == task.target
     return Verdict(Grade.CORRECT if right else Grade.WRONG, Kind.EXPRESSION)
@@ -100,7 +97,7 @@ def _sides(tree: Node) -> tuple[Node, Fraction | None]:
 
 
 def _numbers(tree: Node) -> Counter[int] | None:
-    """How often each number is written; None for more than whole numbers and + - * /."""
+    """How often each number is used; None for anything but whole numbers and + - * /."""
     if tree.kind == "number":
         value = tree.args[0]
         return Counter([int(value)]) if value.denominator == 1 else None

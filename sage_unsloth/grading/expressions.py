@@ -1,7 +1,7 @@
-r"""Reads expressions: tokens to a tree, by recursive descent.
+"""Reads expressions: tokens to a tree, by recursive descent.
 
-An expression is read in whole or it is none: a command that is not listed here, words, two numbers
-side by side or an operator without an operand make it `Unreadable`.
+An expression is read completely or not at all: an unlisted command, words, two adjacent numbers or
+an operator without an operand raise `Unreadable`.
 """
 
 import re
@@ -29,11 +29,11 @@ _ACCENTS = words_of("""
 _APPLIED = words_of(r"""
     f g h F G H O W \phi \psi \Phi \Psi \Theta \zeta \delta \Delta
 """)
-"""Letters that are functions where a bracket follows; `x(x+1)` is a product."""
+"""Letters that are functions before a bracket; `x(x+1)` is a product."""
 _PREFIXES = frozenset((r"\Delta", r"\delta", r"\partial"))
-"""What makes one symbol with the letter behind it."""
+"""These form one symbol with the next letter."""
 _DIFFERENTIAL = frozenset("xyztruvspqwVPTSUQAEW")
-# Short words that no product of letters is.
+# Short words that are not read as a product of their letters.
 _WORDS = words_of("""
     is or and not the no if of to by at as any all yes odd nor for but nay red one two six ten
 """)
@@ -57,7 +57,7 @@ class Reader:
     # --- tokens -----------------------------------------------------------------------------------
 
     def peek(self, ahead: int = 0) -> str:
-        r"""The text of a token, "" behind the last one and for `\text{}`."""
+        r"""The text of a token; "" after the last one and for `\text{}`."""
         token = self.token(ahead)
         return "" if token is None or token.kind == "text" else token.text
 
@@ -73,7 +73,7 @@ class Reader:
         return token
 
     def take(self, *texts: str) -> bool:
-        """Whether the next token is one of these, which is then behind."""
+        """Whether the next token is one of these; if so, moves past it."""
         if self.peek() in texts:
             self.at += 1
             return True
@@ -84,14 +84,14 @@ class Reader:
             raise Unreadable
 
     def first_letter(self, token: Token) -> Token:
-        """The first letter of a run of letters; the others are read next."""
+        """The first letter of a run; the others are read next."""
         if len(token.text) > 1:
             self.tokens.insert(self.at, Token("letters", token.text[1:], False))
         return token._replace(text=token.text[0])
 
     @contextmanager
     def nested(self, *, bars: bool = False) -> Iterator[None]:
-        """Inside a bracket, or inside bars; bars outside of a bracket do not end inside it."""
+        """Inside a bracket or bars. A bracket hides bars outside it."""
         self.depth += 1
         if self.depth > DEEPEST:
             raise Unreadable
@@ -154,7 +154,7 @@ class Reader:
         return negated(product(*flat)) if negative else product(*flat)
 
     def multiplied(self, sign: str, factors: list[Node], operand: Node) -> list[Node]:
-        """The factors, with a cross or dot product of vectors as one of them."""
+        """The factors; a cross or dot product of vectors becomes one factor."""
         name = {r"\times": "cross", r"\cdot": "dot"}.get(sign)
         pair = [factors[-1], operand]
         if name is None or not any(map(_is_vector, pair)):
@@ -170,16 +170,16 @@ class Reader:
         return token.text == "|" and self.in_bars and self.closes_bar()
 
     def at_unit(self) -> bool:
-        """Whether what is left is a unit; an expression alone has none."""
+        """Whether a unit follows; overridden where units are read."""
         return False
 
     def closes_bar(self) -> bool:
-        """A bar inside bars closes them where an operand stands before it."""
+        """Whether a bar inside bars closes them: it does after an operand."""
         before = self.tokens[self.at - 1]
         return before.text not in ("|", *_TIMES, *_OVER, "+", "-", "(", "{", "[")
 
     def is_times(self) -> bool:
-        """Whether the letter x stands between two numbers, as in 1.5 x 10^8."""
+        """Whether the letter x is between two numbers, as in 1.5 x 10^8."""
         around = self.token(-1), self.token(1)
         return all(token is not None and token.kind == "number" for token in around)
 
@@ -192,7 +192,7 @@ class Reader:
     # --- factors ----------------------------------------------------------------------------------
 
     def factor(self) -> Node:
-        """One operand with the powers behind it."""
+        """One operand with its powers."""
         token = self.next()
         name = token.text.removeprefix("\\")
         if token.kind == "letters":
@@ -230,6 +230,7 @@ class Reader:
         """Whether capitals are one name: alone on their side, `MR`, or with a subscript."""
         if not run.isupper():
             return False
+        # The token before this run, of which the reader is one past the end.
         alone = self.at == 1 or self.tokens[self.at - 2].text in ("=", ",", "+", "-", "(")
         return self.peek() == "_" or (alone and (self.token() is None or self.peek() in _STOPS))
 
@@ -327,7 +328,7 @@ class Reader:
     # --- brackets and atoms -----------------------------------------------------------------------
 
     def bracket(self, opening: str) -> Node:
-        """What is inside a bracket that was opened: one expression."""
+        """One expression inside a bracket that is already open."""
         with self.nested():
             inside = self.over_or_choose() if opening == "{" else self.sum()
             self.expect(_CLOSING[opening])
@@ -343,7 +344,7 @@ class Reader:
         return node
 
     def argument(self, *, one_digit: bool = False) -> Node:
-        """What a command takes: a group, or the next token, of a number its first digit alone."""
+        """A command's argument: a group or the next token, of a number one digit if asked."""
         token = self.next()
         if token.text == "{":
             return self.bracket("{")
@@ -360,7 +361,7 @@ class Reader:
         return self.atom(token)
 
     def exponent(self) -> Node:
-        """Behind `^`: a group, or a number or letter with its sign; `x^12` is x to the 12th."""
+        """The exponent after `^`: a group, or a signed number or letter; `x^12` has 12."""
         negative = self.signs()
         token = self.next()
         if token.kind == "number":
@@ -372,6 +373,7 @@ class Reader:
     def powers(self, base: Node) -> Node:
         while self.peek() in ("^", "**", "!"):
             if self.take("!"):
+                # n!! is the double factorial, which is not read.
                 if self.peek() == "!":
                     raise Unreadable
                 base = Node("factorial", (base,))
@@ -387,7 +389,7 @@ class Reader:
         return base
 
     def atom(self, token: Token) -> Node:
-        """One operand, of which `token` is the first; without the powers behind it."""
+        """One operand that starts with `token`, without its powers."""
         text = token.text
         if token.kind == "text":
             return self.symbol(token)
@@ -433,11 +435,12 @@ class Reader:
             return Node("binomial", (count, chosen))
         if kind != "P":
             raise Unreadable
+        # nPk = n! / (n − k)!
         left = Node("factorial", (Node("sum", (count, negated(chosen))),))
         return quotient(Node("factorial", (count,)), left)
 
     def symbol(self, token: Token) -> Node:
-        r"""A symbol with what marks it, a function without a value, or one of e, i and \pi."""
+        r"""A symbol with its marks, a function without a value, or one of e, i and \pi."""
         text, name = token.text, token.text.removeprefix("\\")
         if token.kind == "command" and name in _ACCENTS:
             name = f"{name}({self.flat()})"
@@ -474,7 +477,9 @@ class Reader:
         return Node("symbol", (name,))
 
     def is_argument(self, text: str) -> bool:
-        """Whether a bracket holds one letter or number: the letter before it is a function."""
+        """Whether a bracket holds one letter or number, which makes the letter before it a
+        function.
+        """
         token = self.token(1)
         shifted = self.peek(2) in ("+", "-") and self.peek(4) == ")"  # u(t - 2)
         if shifted and text in ("u", "T", "x", "y", "X", "Y") and self.peek(1) in ("t", "n", "x"):
@@ -503,7 +508,7 @@ class Reader:
         return Node("apply", (name, *arguments))
 
     def flat(self) -> str:
-        """The text of a group or of the next token, which names and does not count."""
+        """The text of a group or of the next token: a name, not a value."""
         token = self.next()
         if token.text != "{" or token.kind == "text":
             return token.text
@@ -534,6 +539,7 @@ def _is_whole(node: Node) -> bool:
 
 def _repeating_decimal(whole: str, decimals: str, block: str) -> Fraction:
     """The value of whole.decimals followed by the block for ever."""
+    # 0.1(6) = (16 − 1) / 90
     start = int((whole or "0") + decimals)
     top = int((whole or "0") + decimals + block) - start
     return Fraction(top, 10 ** len(decimals) * (10 ** len(block) - 1))

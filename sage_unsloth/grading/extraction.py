@@ -1,23 +1,22 @@
-r"""The answer that a completion gives: where it may stand, in training and in evaluation.
+r"""Finds the answer in a completion, by different rules in training and in evaluation.
 
-Both read the completion outside its working. The working ends with the last `REASONING_END`: the
-prompt has opened it, so what stands before is working, tags and boxes in it included. A completion
-that opens working and does not close it gives no answer. A completion without any working tag, as
-of a base model, is read as a whole. Other models' `<think>` counts as working too. What stands
-behind an end token that is written out is not read: the model has ended there.
+Both ignore the reasoning, which ends with the last `REASONING_END`: the prompt has opened it, so
+everything before belongs to it, tags and boxes included. A completion that opens reasoning and does
+not close it gives no answer. One without any reasoning tag, as of a base model, is read completely.
+Other models' `<think>` counts as reasoning too. Text after a written end token is not read.
 
-    training     One solution tag, complete, and nothing behind it but white space and end tokens.
-                 What a policy could add to be right by chance (a second tag, a tag and then a
-                 retraction, an attempt that is left open) makes it no answer.
-    evaluation   The last solution tag, which must be complete; text may follow. Where there is no
-                 tag at all, the last `\boxed{}`: models that were not trained here answer so.
+    training     Exactly one complete solution tag, followed only by white space and end tokens.
+                 What a policy could add to be right by chance (a second tag, a retraction, an
+                 unclosed attempt) makes it no answer.
+    evaluation   The last solution tag, which must be complete; text may follow. Without any tag,
+                 the last `\boxed{}`, which other models use.
 
-Inside a tag, characters of no width and end tokens at its end are no part of the answer.
+Zero-width characters, and end tokens at the end of a tag, are not part of the answer.
 
-The tags are those of a `PromptFormat`. Where its answers are boxed, there are no solution tags:
+The tags are those of a `PromptFormat`. If its answers are boxed, there are no solution tags:
 
-    training     One `\boxed{}` in the answer's part, complete, and nothing behind it but the end of
-                 a formula or a sentence (`BEHIND_A_BOX`), white space and end tokens.
+    training     Exactly one complete `\boxed{}`, followed only by the end of a formula or sentence
+                 (`BEHIND_A_BOX`), white space and end tokens.
     evaluation   The last `\boxed{}`.
 """
 
@@ -42,26 +41,25 @@ _OTHERS = ("<think>", "</think>")  # the tags of other models' working
 
 @functools.lru_cache(maxsize=64)
 def _marks(prompt: PromptFormat) -> tuple[dict[str, str], re.Pattern[str]]:
-    """What each mark of a format does, and the pattern that finds them all."""
+    """The meaning of each mark of a format, and one pattern for all of them."""
     marks: dict[str, str] = dict.fromkeys(END_TOKENS, "end")
     if prompt.solution is not None:
         marks |= {prompt.solution[0]: "opens", prompt.solution[1]: "closes"}
     for start, end in {_OTHERS, prompt.reasoning or _OTHERS}:
         marks |= {start: "starts working", end: "ends working"}
+    # Longest first, because the first alternative that matches wins.
     return marks, re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
 
 def extract_answer(
     completion: str, *, boxed: bool = False, prompt: PromptFormat = PROJECT_PROMPT
 ) -> str | None:
-    r"""The stripped text of a completion's answer, or None where it gives none.
-
-    An empty tag is the answer "".
+    """The stripped text of a completion's answer, or None; an empty tag gives "".
 
     Args:
         completion: the text, without the prompt.
-        boxed: the rules of evaluation, by which a box can be an answer; else those of training.
-        prompt: whose tags mark working and answer.
+        boxed: use the rules of evaluation, in which a box can be an answer, not those of training.
+        prompt: defines the tags.
     """
     meanings, pattern = _marks(prompt)
     text = completion if completion.isascii() else completion.translate(_NO_WIDTH)
@@ -89,8 +87,10 @@ def extract_answer(
     if prompt.solution is None:
         if boxed:
             return _last_box(text[first:end])
+        # Text after the first end token: the model went on.
         return None if _without_ends(text[end:]) else _only_box(text[first:end])
     if not boxed:
+        # One opening and one closing mark: a second attempt is a second guess.
         if marks != 2 or len(tags) != 1 or _without_ends(text[tags[0][2] :]):
             return None
     elif marks == 0:
@@ -101,7 +101,8 @@ def extract_answer(
 
 
 def _without_ends(text: str) -> str:
-    """The text without the end tokens and the white space that it ends in."""
+    """The text without end tokens and white space at its end."""
+    # One pass: a pattern anchored at the end would retry at every white space.
     end = len(text)
     for run in _ENDS.finditer(text):
         if run.end() == len(text):
@@ -116,7 +117,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _only_box(text: str) -> str | None:
-    """The inside of a text's only box, which nothing but `BEHIND_A_BOX` follows."""
+    """The inside of a text's only box, if nothing but `BEHIND_A_BOX` follows it."""
     text = text.rstrip(BEHIND_A_BOX)
     brace = text.find(BOX) + len(BOX) - 1
     if text.count(BOX) != 1 or closing_brace(text, brace) != len(text) - 1:
@@ -125,7 +126,7 @@ def _only_box(text: str) -> str | None:
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Where the brace opened at `start` is closed, or None; escaped braces do not count."""
+    """The position where the brace at `start` is closed, or None; escaped braces are skipped."""
     depth = 0
     for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match.group(), 0)
@@ -135,14 +136,13 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def last_block(completion: str, prompt: PromptFormat = PROJECT_PROMPT) -> str | None:
-    """The last block of Python behind the working (between lines "```python" and "```"), or None.
+    """The last block of Python after the reasoning, between "```python" and "```", or None.
 
-    None also where the text has a solution tag, which alone could hold the answer, or ends within
-    a block.
+    None also if the text has a solution tag, or ends within a block.
 
     Args:
         completion: the text, without the prompt.
-        prompt: whose tags mark working and answer.
+        prompt: defines the tags.
     """
     meanings, pattern = _marks(prompt)
     text = completion.translate(_NO_WIDTH)
@@ -172,7 +172,7 @@ def last_block(completion: str, prompt: PromptFormat = PROJECT_PROMPT) -> str | 
 
 
 def strip_fence(text: str) -> str:
-    """What is inside a block of code, where the text is one block and nothing else."""
+    """The inside of a block of code, if the text is one block and nothing else."""
     first, _, rest = text.strip().partition("\n")
     inside, _, last = rest.rpartition("\n")
     if not first.startswith(FENCE) or last.strip() != FENCE or FENCE in inside:

@@ -58,16 +58,17 @@ class Statement(Sets):
     """Reads a whole answer."""
 
     def answer(self) -> Node:
-        """The whole text.
+        """Reads the whole text.
 
         Raises:
-            Unreadable: it is no answer.
+            Unreadable: it is not an answer.
         """
         text = " ".join(token.text for token in self.tokens)
         if _ALL_REALS.fullmatch(text.lower()):
             return REALS
         if _EMPTY.fullmatch(text):
             return Node("members", ())
+        # Forms of a whole answer come first; each must use up every token.
         for reading in (self.in_base, self.clock, self.words, self.feet, self.lengths):
             self.at = 0
             node = reading()
@@ -76,6 +77,8 @@ class Statement(Sets):
         self.at = 0
         items, joins = [self.item()], []
         while (join := self.separator()) is not None:
+            # After a value this is its condition (2n, n ≥ 1); after an inequality it is another
+            # one.
             if join != "or" and items[-1].kind not in _ABOUT and self.at_condition():
                 self.condition()
             elif self.peek() in ("since", "because"):
@@ -96,7 +99,7 @@ class Statement(Sets):
         return _join(items, joins)
 
     def separator(self) -> str | None:
-        """ "," "and" or "or", which is then behind; `, and` is "and"."""
+        """Moves past "," "and" or "or" and returns it; `, and` is "and"."""
         join = None
         while (text := self.peek()) in _JOINS:
             if join in ("and", "or") or (join and text in (",", ";")):
@@ -108,7 +111,7 @@ class Statement(Sets):
     # --- items ------------------------------------------------------------------------------------
 
     def item(self) -> Node:
-        """One statement: a value with its name, a relation, a set."""
+        """One statement: a value with its name, a relation or a set."""
         labelled = self.label()
         sides, operators = [self.side()], []
         while self.peek() in ("=", "is", *RELATIONS):
@@ -131,7 +134,7 @@ class Statement(Sets):
         return inequality(sides, operators)
 
     def label(self) -> bool:
-        """Whether a name of the value stood here: `Area =`, `Answer:`, `the point`, `all`."""
+        """Whether a name of the value comes here: `Area =`, `Answer:`, `the point`, `all`."""
         start = self.at
         if self.take("the") and self.take("point", "pair", "vector"):
             return True
@@ -150,13 +153,14 @@ class Statement(Sets):
         return False
 
     def side(self) -> Node:
-        """One side: an expression with its unit, a set, a tuple, a matrix."""
+        """One side: an expression with its unit, a set, a tuple or a matrix."""
         if self.at_set():
             return self.set()
         if self.is_point():
             self.next()
             return self.set()
         start = self.at
+        # -$5: the sign stands before the currency.
         negative = self.take("-")
         currency = self.currency()
         if negative and currency is None:
@@ -173,7 +177,7 @@ class Statement(Sets):
         return node if unit is None else self.compound(Node("quantity", (node, unit)))
 
     def is_point(self) -> bool:
-        """Whether a point with its name stands here: `A(2, -1)`."""
+        """Whether a named point comes here: `A(2, -1)`."""
         if not re.fullmatch("[ABD-Z]", self.peek()) or self.peek(1) != "(":
             return False
         self.at += 1
@@ -225,7 +229,7 @@ class Statement(Sets):
             self.at = start
 
     def condition(self) -> None:
-        r"""`n \ge 1`, `x \ne 0`, `n \in \mathbb{N}`, `\text{for all } n`: nothing narrower."""
+        r"""A condition that narrows nothing: `n \ge 1`, `n \in \mathbb{N}`, `\text{for all } n`."""
         quantified = False
         while (token := self.token()) and is_word(token) and _ALL.issuperset(token.text.split()):
             self.next()
@@ -242,6 +246,7 @@ class Statement(Sets):
         relation = self.next().text
         self.take("-")
         bound = self.next()
+        # A larger bound could exclude values that the gold has.
         if bound.value is None or bound.value > 2 or relation not in (">", r"\ge", r"\ne"):
             raise Unreadable
 
@@ -291,6 +296,7 @@ class Statement(Sets):
             if token.kind != "letters" and token.text != "-":
                 break
             words.append(token.text)
+        # The longest run that is a number; the rest must be its unit.
         for self.at in range(len(words), 0, -1):
             value = number_in_words(" ".join(words[: self.at]).replace(" - ", "-"))
             if value is not None:
@@ -310,7 +316,7 @@ class Statement(Sets):
         return None
 
     def lengths(self) -> Node | None:
-        r"""`7 \times 9`, `4 \text{ ft} \times 12 \text{ ft}`: dimensions, in their order."""
+        r"""Dimensions in their order: `7 \times 9`, `4 \text{ ft} \times 12 \text{ ft}`."""
         parts: list[Node] = []
         while (token := self.token()) is not None and token.value is not None:
             self.next()
@@ -330,7 +336,7 @@ def _quantity(value: Node, unit: Unit | None) -> Node:
 
 
 def _about(node: Node, variable: str) -> Node:
-    """A set with the variable that is said to be in it."""
+    """A set with the variable that is in it."""
     node = as_interval(node)
     if node.kind == "interval":
         return Node("union", ((node,), variable))
@@ -338,9 +344,10 @@ def _about(node: Node, variable: str) -> Node:
 
 
 def _join(items: list[Node], joins: list[str]) -> Node:
-    """Several items: conditions on one variable, values of variables, or the elements of a set."""
+    """Combines items into conditions on one variable, values of variables, or a set."""
     if len(items) == 1:
         return items[0]
+    # A pair with an infinite end is an interval: (−∞, 2) or (3, ∞).
     if set(joins) == {"or"} and any(
         INFINITE & set(item.args) for item in items if item.kind == "tuple"
     ):
@@ -367,7 +374,7 @@ def _join(items: list[Node], joins: list[str]) -> Node:
 
 
 def _rounds_to(side: Node, decimal: Token) -> bool:
-    """Whether a decimal is the rounded value of what stands before it."""
+    """Whether a decimal is the rounded value of the side before it."""
     value, _ = amount(side)
     if decimal.value is None or value.kind not in EXPRESSIONS:
         return False
@@ -380,7 +387,7 @@ def _is_named(item: Node) -> bool:
 
 
 def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node | None:
-    """The tree of a text after `writing.normalise_spelling`, or None for what is no answer.
+    """The tree of a text after `writing.normalise_spelling`, or None if it is not an answer.
 
     Args:
         text: the answer or gold.
@@ -391,6 +398,7 @@ def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node
         signed = [i for i, token in enumerate(tokens) if token.text in (r"\pm", r"\mp")]
         if not signed:
             return Statement(tokens, units=units, nouns=nouns).answer()
+        # One ± is two values; two of them could be two or four.
         if len(signed) > 1:
             return None
         both = []
@@ -403,7 +411,7 @@ def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node
 
 
 def _merge_signs(both: list[Node]) -> Node:
-    r"""The values for both signs of \pm as a set."""
+    r"""The values for both signs of \pm, as a set."""
     parts: list[Node] = []
     for node in both:
         if node.kind == "equation" and len(node.args) == 2:

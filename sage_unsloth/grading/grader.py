@@ -1,8 +1,8 @@
-r"""Grades the answer inside a completion's solution tag.
+"""Grades the answer inside a completion's solution tag.
 
-What is inside the tag is graded and nothing else. What takes no evaluation (numbers, units, words)
-is compared in this process, at a cost that the length of an answer bounds (`tokens`); what does
-goes to a worker process that is killed when it runs out of time (`workers`).
+Answers that need no evaluation (numbers, units, words) are compared in this process, at a cost
+bounded by their length (`tokens`). Others go to a worker process that is killed when its time is
+over (`workers`).
 """
 
 import os
@@ -17,27 +17,27 @@ from sage_unsloth.grading.workers import CUT_SHORT, LATE, Workers
 from sage_unsloth.prompts import PROJECT_PROMPT, SOLUTION_END, SOLUTION_START, PromptFormat
 
 CACHED_PAIRS, CACHED_LENGTH = 16_384, 200  # characters of an answer
-# Of answers for which a batch had no time; compared by identity, because it is not remembered.
+# For answers that a batch had no time for. Compared by identity: these are not cached.
 _CUT_SHORT = Verdict(Grade.TIMED_OUT, Kind.NONE)
 
 Pair = tuple[str | None, str]  # extracted answer, gold
 
 
 def grading_workers() -> int:
-    """How many worker processes suit this machine: an answer that hangs holds up one."""
+    """Worker processes that suit this machine; an answer that hangs blocks one."""
     return min(4, os.cpu_count() or 1)
 
 
 class Grader:
-    r"""Grades completions, from any thread; a context manager that stops its workers at the end.
+    """Grades completions, from any thread; a context manager that stops its workers.
 
     Args:
-        workers: worker processes; they start with the first answer that needs one.
+        workers: processes, started by the first answer that needs one.
         time_limit: seconds for one answer in a worker, which is then killed and replaced.
         memory_limit_gib: address space of one worker, which needs about .1 GiB.
-        boxed: take answers out of completions by the rules of evaluation (`extraction`).
-        checker: what makes an answer right.
-        prompt: whose tags mark the answer in a completion.
+        boxed: extract answers by the rules of evaluation (`extraction`).
+        checker: decides whether an answer is correct.
+        prompt: defines the tags.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class Grader:
         """One grade per completion, in order; equal pairs of answer and gold are graded once.
 
         Raises:
-            ValueError: lengths differ, or a gold answer is None, empty or cannot be parsed.
-            RuntimeError: a worker cannot start, or the code that it runs is broken.
+            ValueError: lengths differ, or a gold is None, empty or cannot be parsed.
+            RuntimeError: a worker cannot start, or its code is broken.
         """
         return self.grade_answers([self.extract(text) for text in completions], answers)
 
     @property
     def label(self) -> str:
-        """Checker, versions and rules of extraction, as records keep them."""
+        """Checker, versions and rules of extraction, as recorded."""
         stage = "evaluation" if self.boxed else "training"
         return f"{self.checker.label}, {stage} extraction {extraction.VERSION}"
 
     def extract(self, completion: str) -> str | None:
-        """The answer inside a completion that this grader grades, or None where there is none."""
+        """The answer that is graded, or None."""
         result = extract_answer(completion, boxed=self.boxed, prompt=self.prompt)
         if result is None and self.checker.blocks:
             return last_block(completion, self.prompt)
@@ -94,18 +94,19 @@ class Grader:
         ]
 
     def grade_answers(self, extracted: Sequence[str | None], answers: Sequence[str]) -> list[Grade]:
-        """`grade_many` for answers that `extract` has taken out of their completions."""
+        """`grade_many` for extracted answers."""
         return [verdict.grade for verdict in self.judge_answers(extracted, answers)]
 
     def judge_answers(
         self, extracted: Sequence[str | None], answers: Sequence[str]
     ) -> list[Verdict]:
-        """`grade_answers` with the kind of each comparison, by which its grade was reached."""
+        """`grade_answers` with the kind of each comparison."""
         pairs = list(zip(extracted, answers, strict=True))
         verdicts: dict[Pair, Verdict] = {}
         hard: dict[Pair, tuple[str, str]] = {}
         with self._lock:
             for pair in dict.fromkeys(pairs):
+                # Popped here and put back by `_remember`, so the order is that of last use.
                 result = self._cache.pop(pair, None) or self.checker.plainly(*pair)
                 if isinstance(result, Verdict):
                     verdicts[pair] = result
@@ -120,7 +121,7 @@ class Grader:
 
     def _remember(self, pairs: Sequence[Pair], verdicts: dict[Pair, Verdict]) -> None:
         for pair in dict.fromkeys(pairs):
-            # Longer ones come once; kept, a run of them would fill the memory.
+            # Long answers rarely repeat, and caching them would fill the memory.
             if len(pair[0] or "") <= CACHED_LENGTH and verdicts[pair] is not _CUT_SHORT:
                 self._cache[pair] = verdicts[pair]
         while len(self._cache) > CACHED_PAIRS:
@@ -145,11 +146,11 @@ class Grader:
         return self._workers.all[0].kept_from
 
     def check_workers(self) -> None:
-        """Starts a worker, where the checker needs any, to see before anything is loaded that it
-        can.
+        """Starts a worker, if the checker needs one, so that a failure shows before anything is
+        loaded.
 
         Raises:
-            ValueError: a worker cannot start, or cannot be confined as the checker asks.
+            ValueError: a worker cannot start, or cannot be confined as the checker requires.
         """
         if not self.checker.compare and self.checker.workers is None:
             return
@@ -162,7 +163,7 @@ class Grader:
             ) from error
 
     def close(self) -> None:
-        """Stops the workers; a later call would start them again."""
+        """Stops the workers; a later call starts them again."""
         self._workers.stop()
 
     def __enter__(self) -> "Grader":
@@ -173,21 +174,21 @@ class Grader:
 
 
 def without_counted(answer: str | None, counted: str) -> str | None:
-    """The answer that is graded, of one that ends in what it counts (`Grader.counted`)."""
+    """The answer without the end that `Grader.counted` returned."""
     return (
         answer if answer is None or not counted else answer.strip().removesuffix(counted).rstrip()
     )
 
 
 def own_grades(grader: Grader, answers: Sequence[str], golds: Sequence[str]) -> list[Grade]:
-    """The grades of gold answers as a model would give them, each against its own gold.
+    """The grades of gold answers against themselves, in the form in which a model answers.
 
-    UNPARSABLE where the gold is no answer at all, which as a gold is an error.
+    UNPARSABLE if a gold cannot be parsed.
     """
     completions = [f"{SOLUTION_START}{answer}{SOLUTION_END}" for answer in answers]
     try:
         return grader.grade_many(completions, golds)
-    except ValueError:  # of one gold; which of them, each alone will tell
+    except ValueError:  # one gold is invalid: grade each separately to learn which
         if len(completions) == 1:
             return [Grade.UNPARSABLE]
         pairs = zip(answers, golds, strict=True)
@@ -195,6 +196,6 @@ def own_grades(grader: Grader, answers: Sequence[str], golds: Sequence[str]) -> 
 
 
 def grade(completion: str, answer: str, *, time_limit: float = 5.0) -> Grade:
-    """Grades one completion (`time_limit` in seconds); for many, a `Grader` keeps its workers."""
+    """Grades one completion (`time_limit` in seconds); for many, use one `Grader`."""
     with Grader(time_limit=time_limit) as grader:
         return grader.grade_many([completion], [answer])[0]

@@ -1,9 +1,9 @@
-r"""Answers in mathematics: what the gold is decides how an answer is compared with it.
+"""Answers in mathematics: the kind of the gold decides how an answer is compared with it.
 
-Both are read by one grammar into one tree (`forms.read`), and each kind of gold has one comparison
-(`comparisons`). In the caller's process what takes no evaluation is decided; expressions that
-floats cannot tell apart are compared in a worker, to many digits. `docs/grading.md` has each rule
-with an example.
+One grammar reads both into a tree (`forms.read`), and each kind of gold has one comparison
+(`comparisons`). Comparisons without evaluation run in the caller's process; expressions that floats
+cannot tell apart are compared in a worker, to many digits. `docs/grading.md` has each rule with an
+example.
 """
 
 import functools
@@ -49,7 +49,7 @@ from sage_unsloth.grading.writing import (
 __all__ = ["MATH", "compare_math", "grade_plainly", "normalise", "plain_number", "unwrap"]
 
 _CHOICE = re.compile(r"\(?\s*([A-E])\s*\)?|\\text\{\s*\(?\s*([A-E])\s*\)?\s*\}")
-# A time of day; a date, a range or a number of a telephone; a statement of logic.
+# A time of day; a date, a range or a telephone number; a statement of logic.
 _TEXTS = re.compile(
     r"\d{1,2}(?::\d\d)?\s*(?i:[ap]\.?\s?m)\.?|\d+(?:[-\u2013]\d+)+|.*\\l(?:and|or)(?![a-zA-Z]).*",
     re.ASCII | re.DOTALL,
@@ -62,7 +62,7 @@ _STATEMENTS = words_of("""
     doubled tripled halved percent times and or but either both twice double triple power root
     inverse negative
 """)
-# What nobody reads, left of the value that it has.
+# A left side that is not parsed, before its value.
 _LABELLED = re.compile(
     r"\\(?:gcd|lcm|det|max|min|lim|int|sum|prod|Pr|mathbb\s?\{?P|text\{\s*(?:lcm|gcd))(?![a-zA-Z])"
     r"(?:(?!\\n(?:e|ot|eq|eg)(?![a-zA-Z]))[^=<>~])*=(?P<value>[^=]+)"
@@ -75,7 +75,7 @@ def plain_number(text: str) -> Fraction | None:
     r"""The exact value of a plainly written number, or None for any other text.
 
     Integers, decimals, fractions `3/4` and `\frac{3}{4}`, mixed numbers `1 3/4`, powers of ten
-    `1e3`, and whole groups of thousands `1,000`.
+    `1e3`, and groups of thousands `1,000`.
     """
     if len(text) > LONGEST_ANSWER or not _NUMERAL.match(text):
         return None
@@ -84,23 +84,23 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def normalise(text: str) -> str | None:
-    """The text in one spelling, numbers as "42" or "7/4"; None if it is no answer."""
+    """The text in one spelling, numbers as "42" or "7/4"; None if it is not an answer."""
     spelling = normalise_spelling(text)
     value = None if spelling is None else plain_number(spelling)
     return spelling if value is None else str(value)
 
 
 class Gold:
-    """A gold answer as it is compared: its tree, or the text that it is.
+    """A gold answer, parsed for comparison.
 
     Attributes:
         kind: "choice", "words", "text", or the kind of its tree.
         node: the tree.
-        text: of a choice its letter, of words and text themselves.
+        text: the letter of a choice; words or text as they are.
         value: of a number, exactly.
-        letters: it has no symbols, so that a letter behind an answer's number may be a unit.
-        nouns: the words behind its number.
-        lone_letter: its unit is one letter, which an answer has to have too.
+        letters: it has no symbols, so a letter after an answer's number may be a unit.
+        nouns: the words after its number.
+        lone_letter: its unit is one letter, which the answer must have too.
     """
 
     def __init__(self, gold: str):
@@ -115,8 +115,10 @@ class Gold:
         if choice := _CHOICE.fullmatch(text):
             self.kind, self.text = "choice", choice[1] or choice[2]
             return
+        # In quotes, the text itself is the answer.
         if gold.strip()[0] in "'\"" or _TEXTS.fullmatch(text) or is_formula(text):
             return
+        # "5 m" has a unit; without the space, "5m" is a product.
         unit = re.fullmatch(r"-?[0-9./]+ [mgsLhNJVW](?P<rest>/.*)?", text)
         self.lone_letter = unit is not None and unit["rest"] is None
         if _COUNT.fullmatch(text):
@@ -147,12 +149,12 @@ class Gold:
             self.matrices = self.value is None and is_of_matrices(node)
 
 
-# Golds come again and again; what a model writes is not kept.
+# Golds repeat, so they are cached; answers of a model are not.
 read_gold = functools.lru_cache(maxsize=4096)(Gold)
 
 
 def grade_plainly(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
-    """The verdict where it takes no digits, else the answer and gold that a worker compares."""
+    """The verdict if no digits are needed, else the answer and gold that a worker compares."""
     if not isinstance(gold, str) or not gold.strip():
         raise ValueError(
             f"a gold answer must be text with a character in it, got {gold!r:.200}. Write numbers "
@@ -172,11 +174,10 @@ def compare_math(answer: str, gold: str) -> Verdict:
 
 
 def only_its_text(gold: str, verdict: Verdict) -> bool:
-    """Whether a gold is neither words nor anything that is read, so that only its own text matches.
+    """Whether a gold was not parsed at all, so that only the same text matches.
 
     Args:
-        gold: the gold answer.
-        verdict: on it, against itself.
+        verdict: of the gold against itself.
     """
     return verdict.kind is Kind.TEXT and as_words(gold) is None
 
@@ -216,7 +217,7 @@ def _verdict(right: bool, kind: Kind) -> Verdict:
 
 
 def _judge_value(answer: Node, gold: Gold, same: Same) -> Verdict:
-    """A gold that is one expression, with or without a unit; each side of an answer must be it."""
+    """Compares with one expression, with or without a unit; every side of an answer counts."""
     if answer.kind == "members" and len(answer.args) == 1 and gold.kind == "expression":
         return _verdict(False, Kind.SET)
     kind = Kind.MATHEMATICS
@@ -236,7 +237,7 @@ def _judge_value(answer: Node, gold: Gold, same: Same) -> Verdict:
 
 
 def _values(answer: Node, gold: Gold) -> Sequence[Node]:
-    """What an answer says that its value is: behind a name, or a left side of symbols, the rest."""
+    """The sides that give the value; a name or a left side with symbols is skipped."""
     if answer.kind != "equation":
         return [answer]
     first = answer.args[0]
@@ -253,6 +254,7 @@ def _same_quantity(value: Node, unit: Unit | None, gold: Gold, same: Same) -> bo
     if gold.matrices:
         return unit is None and value == expected
     if unit is not None and is_percent(unit):
+        # Gold 0.25: 25 % is correct. Gold 25: so is 25 %.
         share = 100 if gold.value is not None and 0 < abs(gold.value) < 1 else 1
         return gold.value is not None and exact(value) == gold.value * share
     if unit is not None and gold.value is None and unit.powers == ((ANGLE, 1),):
@@ -266,9 +268,11 @@ def _same_amount(
     if is_percent(expected_unit):
         if unit is not None:
             return is_percent(unit) and same(expected, value)
+        # Gold 25 %: 25 and 0.25 are correct.
         share = exact(expected)
         return share is not None and exact(value) in (share, share / 100)
     if unit is None:
+        # A bare number could be in either unit of "2 hours 30 minutes".
         in_two = COMPOUND in expected_unit.nouns
         return not in_two and not gold.lone_letter and same(expected, value)
     if is_percent(unit) or not same_unit(unit, expected_unit):
@@ -285,12 +289,12 @@ _TRAILING = re.compile(
 
 
 def counted_words(answer: str, gold: str, problem: str) -> str:
-    """The end of an answer that names what its problem counts, `dozens` of `7 dozens`; "" for none.
+    """The end of an answer that names what its problem counts: `dozens` of `7 dozens`, or "".
 
     Args:
-        answer: as it was extracted.
-        gold: only behind a number alone, names are left off.
-        problem: the text of the question, which has each of the words.
+        answer: the extracted text.
+        gold: only for a plain number are words removed.
+        problem: the question, which must contain each of the words.
     """
     expected = read_gold(gold)
     if expected.kind != "expression" or expected.value is None or len(answer) > LONGEST_ANSWER:

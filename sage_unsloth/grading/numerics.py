@@ -1,9 +1,9 @@
-"""Whether two expressions are equal, by their values at points, each with a bound on its error.
+"""Decides whether two expressions are equal, by their values at points, each with an error bound.
 
-Values further apart than their bounds are of different expressions: in floats, in microseconds,
-that settles most wrong answers. Expressions are taken for equal where their values agree to `CLOSE`
-digits at three points (each symbol positive, negative, complex). The points depend on the answer
-and its gold, so nobody can write an expression for them. What has no value (division by zero,
+Values further apart than their bounds belong to different expressions: floats settle most wrong
+answers so, in microseconds. Expressions count as equal if their values agree to `CLOSE` digits at
+three points (each symbol positive, negative, complex). The points depend on the answer and its
+gold, so an expression cannot be built for them. An expression without a value (division by zero,
 infinity, a branch of a root that rounding decides) equals nothing.
 """
 
@@ -22,18 +22,18 @@ LARGEST = 5_000  # decimal exponent of a value
 POINTS = ("positive", "negative", "complex")
 
 Value = tuple[Any, Any]
-"""A number, and a bound on its error."""
+"""A number and its error bound."""
 
 
 class Arithmetic(NamedTuple):
     """Complex numbers of one precision.
 
     Attributes:
-        library: `cmath`, or mpmath's: its functions and constants.
-        number: one of a fraction.
+        library: `cmath` or mpmath: its functions and constants.
+        number: converts a fraction.
         gamma: the gamma function.
         epsilon: relative error of an operation.
-        largest: size of a value.
+        largest: bound on the size of a value.
     """
 
     library: Any
@@ -54,7 +54,7 @@ FLOATS = Arithmetic(cmath, complex, _gamma, 2.0**-50, 1e100)
 
 @functools.cache
 def digits() -> Arithmetic:
-    """Arithmetic of `DIGITS` digits."""
+    """Arithmetic with `DIGITS` digits."""
     from mpmath import MPContext  # pyright: ignore[reportMissingTypeStubs]
 
     context = MPContext()
@@ -73,7 +73,7 @@ class Evaluation:
     Args:
         arithmetic: `FLOATS` or `digits()`.
         point: one of `POINTS`.
-        seed: what the values of the symbols depend on.
+        seed: determines the values of the symbols.
     """
 
     def __init__(self, arithmetic: Arithmetic, point: str, seed: str):
@@ -85,7 +85,7 @@ class Evaluation:
         """The value of an expression.
 
         Raises:
-            NoValue: it has none here.
+            NoValue: it has none at this point.
         """
         kind, args = node
         if kind not in EXPRESSIONS:
@@ -149,7 +149,7 @@ class Evaluation:
         return size + self.arithmetic.number(imaginary - Fraction(1, 2)) * 1j
 
     def applied(self, name: str, *args: Node) -> Value:
-        """A function without a value: a number that depends on its name and arguments alone."""
+        """A function without a known value: a number that depends on its name and arguments."""
         # Floats are too coarse to tell arguments apart by their text.
         if self.arithmetic is FLOATS:
             raise NoValue
@@ -274,7 +274,7 @@ _ERRORS = (ArithmeticError, ValueError, RecursionError, KeyError)
 
 
 def surely_differ(first: Node, second: Node) -> bool:
-    """Whether two expressions are certain not to be equal, by floats; False if nobody can tell."""
+    """Whether floats prove that two expressions differ; False if they cannot tell."""
     at = Evaluation(FLOATS, "positive", "")
     try:
         (a, error_a), (b, error_b) = at.value(first), at.value(second)
@@ -285,7 +285,7 @@ def surely_differ(first: Node, second: Node) -> bool:
 
 
 def is_near(first: Node, second: Node, distance: Fraction | float) -> bool:
-    """Whether the values of two expressions of numbers differ by less, in floats."""
+    """Whether two expressions of numbers differ by less than `distance`, in floats."""
     at = Evaluation(FLOATS, POINTS[0], "")
     try:
         return not names(first) and abs(at.value(first)[0] - at.value(second)[0]) < distance
@@ -299,7 +299,7 @@ def equal(gold: Node, answer: Node, seed: str) -> bool:
 
 
 def proportional(gold: Node, answer: Node, seed: str) -> bool:
-    """Whether two expressions differ by a constant factor that is neither zero nor infinite."""
+    """Whether two expressions differ by a constant factor, neither zero nor infinite."""
     return _agree_at_points(gold, answer, seed, ratio=True)
 
 
@@ -341,8 +341,10 @@ def _agree(first: Value, second: Value) -> bool:
 
 
 def is_of_matrices(node: Node) -> bool:
-    """Whether capital letters of a gold must be matrices: an inverse or a transpose beside another
-    one, or a product in which one cancels that is there (P D P^-1, AB - BA).
+    """Whether capital letters of a gold must be matrices.
+
+    They are if an inverse or a transpose is multiplied, or if a letter cancels that would not
+    cancel for matrices (P D P^-1, AB - BA).
     """
     if _does_not_commute(node):
         return True

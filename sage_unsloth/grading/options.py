@@ -1,4 +1,4 @@
-"""Options: whether an answer is the letter of one, alone or with its text behind it."""
+"""Options: whether an answer is the letter of one, with or without its text."""
 
 import re
 
@@ -16,6 +16,7 @@ _CORRECT = re.compile(
 _OPTION = re.compile(r"[(\[]?[A-Ea-e][)\]]?")
 _IN_BRACKETS = re.compile(r"\([A-Ea-e]\)|(?<![a-zA-Z])[A-E]\)")
 _TWO = re.compile(r"(?:both )?[A-E] and [A-E]|neither [A-E] nor [A-E]", re.IGNORECASE)
+# Words that take a choice back, or name a second one.
 _HEDGE = words_of("""
     or unless versus vs except wrong incorrect false fails fail unlikely maybe perhaps possibly
     probably but nor if see plus alternatively instead rather else either neither isn't nope
@@ -34,9 +35,11 @@ def is_choice(answer: str, letter: str) -> bool:
     if _CORRECT.fullmatch(rest):
         return True
     inside = rest.startswith("(") and rest.endswith(")")
+    # A letter that runs on into words is a sentence: "A man …".
     if not match["close"] and not inside:
         return False
     rest = rest.strip("()") if inside else rest
+    # The text of an option may be "Both A and B".
     if _TWO.fullmatch(rest):
         return not inside
     words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", re.sub(r"\\[a-zA-Z]+", " ", rest))
@@ -48,6 +51,7 @@ def is_choice(answer: str, letter: str) -> bool:
     if _OPTION.fullmatch(rest) or _IN_BRACKETS.search(rest):
         return False
     lowered = [word.lower() for word in words]
+    # "Not enough information" is the text of many options.
     if lowered[:2] == ["not", "enough"]:
         lowered = lowered[2:]
     return not _HEDGE.intersection(lowered) or lowered == ["no"]

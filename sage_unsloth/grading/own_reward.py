@@ -1,4 +1,4 @@
-"""Calls a reward function of a user's: within its time, with its value checked."""
+"""Calls a user's reward function: with a time limit, and with its values checked."""
 
 import asyncio
 import faulthandler
@@ -16,19 +16,19 @@ from sage_unsloth.grading.reward_functions import OF_TRL, Reward, columns_needed
 from sage_unsloth.own_code import describe_exception, own_frames, place_of
 
 UNINTERRUPTED = 30.0
-"""Seconds after its time limit at which a function that even holds Python's lock ends the run."""
+"""Seconds after its time limit at which a function that holds the GIL ends the run."""
 
 logger = logging.getLogger(__name__)
 
 
 class OwnReward:
-    """A reward function as TRL calls it, which stops the run with its name where it fails.
+    """A user's reward function as TRL calls it; an error in it stops the run with its name.
 
     Attributes:
         last_batch: `prompt`, `completion` and `reward` of each completion of the last call.
 
     Args:
-        reward: with a function.
+        reward: must have a function.
         seconds: time limit of one call.
     """
 
@@ -46,10 +46,10 @@ class OwnReward:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """One reward for each completion, checked.
+        """One checked reward for each completion.
 
         Raises:
-            ValueError: the function raised, took too long, or returned something else.
+            ValueError: the function raised, took too long, or returned an invalid value.
         """
         given = {"prompts": prompts, "completions": completions} | columns
         if self._takes is not None:
@@ -63,12 +63,13 @@ class OwnReward:
         return values
 
     def _call(self, given: dict[str, Any]) -> Any:
-        """The function's value, from a thread that is waited for no longer than its time."""
+        """The function's value, computed in a thread so that the time limit can be kept."""
         box: list[tuple[bool, Any]] = []
         setting = _torch_setting()
 
         def call() -> None:
             try:
+                # Gradient mode and device belong to a thread, so the new one takes the caller's.
                 with setting():
                     value = self.function(**given)
                     if inspect.isawaitable(value):
@@ -77,6 +78,7 @@ class OwnReward:
             except BaseException as error:
                 box.append((False, error))
 
+        # A daemon: a function that never returns must not keep the process alive.
         thread = threading.Thread(target=call, name=f"reward {self.name}", daemon=True)
         with _ended_after(self.seconds + UNINTERRUPTED):
             thread.start()
@@ -92,6 +94,7 @@ class OwnReward:
         returned, value = box[0]
         if returned:
             return value
+        # Ctrl-C inside the function is the user's, not an error of the reward.
         if isinstance(value, KeyboardInterrupt):
             raise value
         frames = own_frames(traceback.extract_tb(value.__traceback__))
@@ -107,7 +110,7 @@ class OwnReward:
         ) from value
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
-        """Takes completions that are not trained on out of the mean (`resampling`)."""
+        """Removes completions that are not trained on from the mean (`resampling`)."""
         self._add(dropped, -1)
         self.last_batch = batch
 
@@ -117,24 +120,23 @@ class OwnReward:
         self._count += sign * len(values)
 
     def pop_mean(self) -> tuple[float, int]:
-        """The sum of the rewards since the last call, and of how many."""
+        """The sum and the count of the rewards since the last call."""
         mean, self._sum, self._count = (self._sum, self._count), 0.0, 0
         return mean
 
 
 def try_reward(reward: Reward, row: Mapping[str, Any], seconds: float) -> None:
-    """Calls a function once, with two made-up completions of one row, before anything is loaded.
+    """Calls a function with two made-up completions of one row, before anything is loaded.
 
-    One that asks for what only a trainer has (`OF_TRL`) is not called. An exception counts unless
-    the function takes any further argument (`**columns`), where it may look for such things.
+    A function with a parameter that only a trainer provides (`OF_TRL`) is not called. An exception
+    is ignored if the function takes `**columns`, where it may look for such values.
 
     Args:
-        reward: any; of the checked answer there is nothing to try.
         row: as the trainer gets it.
         seconds: time limit of the call.
 
     Raises:
-        ValueError: as from a call in training.
+        ValueError: as in training.
     """
     if reward.function is None:
         return
@@ -158,10 +160,10 @@ async def _awaited(value: Any) -> Any:
 
 
 def _check_values(name: str, values: Any, count: int) -> list[float | None]:
-    """The values as numbers, None where the function has nothing to say.
+    """The values as numbers; None for no reward.
 
     Raises:
-        ValueError: of another length, or one is no finite number.
+        ValueError: a wrong length, or a value that is not a finite number.
     """
     try:
         values = list(values)
@@ -193,8 +195,9 @@ def _number(name: str, place: int, value: Any) -> float:
 
 @contextmanager
 def _ended_after(seconds: float):
-    """Ends the process, with every thread's stack on stderr, if what is inside takes longer: code
-    in C that holds Python's lock can be told nothing.
+    """Ends the process, printing every thread's stack to stderr, if the body takes longer.
+
+    Code in C that holds the GIL cannot be interrupted in another way.
     """
     watching = False
     with suppress(ValueError, OSError, RuntimeError, AttributeError):  # stderr may be no file
@@ -208,7 +211,7 @@ def _ended_after(seconds: float):
 
 
 def _torch_setting() -> Callable[[], Any]:
-    """What of PyTorch's settings belongs to a thread, as this one has it: gradients, device."""
+    """PyTorch's settings of this thread (gradient mode, device), for another thread."""
     torch = sys.modules.get("torch")
     if torch is None:
         return suppress
@@ -224,5 +227,5 @@ def _torch_setting() -> Callable[[], Any]:
 
 
 def _last(turns: Any) -> str:
-    """A text as it is; of a list of messages the last one's content."""
+    """A text as it is; of a list of messages the last content."""
     return (turns[-1]["content"] if turns else "") if isinstance(turns, list) else turns

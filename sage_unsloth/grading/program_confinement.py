@@ -1,4 +1,4 @@
-"""What keeps a program from files, network and other processes, and how it is seen that it does."""
+"""Keeps a program from files, network and other processes, and checks that it works."""
 
 import contextlib
 import ctypes
@@ -30,7 +30,7 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/tmp", "/var/tmp")
 
 
 def readable_files() -> list[Path]:
-    """What a program may read: Python's library without what is installed beside it, and the
+    """What a program may read: Python's standard library, without installed packages, and the
     system's shared libraries.
     """
     library = Path(sysconfig.get_path("stdlib"))
@@ -41,7 +41,7 @@ def readable_files() -> list[Path]:
 
 
 def _libraries(path: Path) -> list[Path]:
-    """A file, or the shared libraries in a folder; other packages' files may lie beside them."""
+    """A file, or the shared libraries in a folder, without other packages' files."""
     if path.name == "zoneinfo" or path.is_file():
         return [path]
     return [
@@ -53,8 +53,8 @@ class Namespaces:
     """The namespaces of a program server, where the kernel grants them.
 
     Attributes:
-        granted: what of "network", "processes" and "names of files" programs have of their own.
-        root: folder that holds nothing but Python's library and the system's, or None.
+        granted: which of "network", "processes" and "names of files" programs have to themselves.
+        root: folder with only Python's and the system's libraries, or None.
     """
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class Namespaces:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(self) -> None:
-        """Moves this process, which must have no threads, to namespaces of its own.
+        """Moves this process, which must have no threads, to new namespaces.
 
-        Where processes are among them, what returns is a child, the first process of its namespace;
-        the caller's process waits for it and ends as it does.
+        With a namespace of processes, a child returns from here, as its first process; the caller's
+        process waits for it and exits with its status.
         """
         if sys.platform != "linux":
             return
@@ -96,7 +96,7 @@ class Namespaces:
         self._make_root()
 
     def fork(self) -> int:
-        """Forks a child that is alone in a namespace of processes, where there are any."""
+        """Forks a child, in its own namespace of processes if possible."""
         own = self._own_processes
         # unshare(NEW_PID) moves the children made from now on, and not the caller.
         nested = own >= 0 and self._libc.unshare(_NEW_PID) == 0
@@ -113,9 +113,7 @@ class Namespaces:
         return self._libc.mount(*arguments) == 0
 
     def _make_root(self) -> None:
-        """Mounts a tree of Python's library and the system's, outside which a program sees no name
-        of a file.
-        """
+        """Mounts a tree with only Python's and the system's libraries, for chroot."""
         library = sysconfig.get_path("stdlib")
         needed = [library, *_SHARED, *_DEVICES]
         prefixes = (sys.prefix, sys.base_prefix, *sys.path, *needed)
@@ -170,7 +168,7 @@ def end_with_parent() -> None:
 
 
 class Confinement:
-    """What a child does before it runs a program; `memory_limit` in bytes of address space."""
+    """Confines a child before it runs a program; `memory_limit` in bytes of address space."""
 
     def __init__(self, memory_limit: int, namespaces: Namespaces) -> None:
         self.memory_limit, self.namespaces = memory_limit, namespaces
@@ -179,7 +177,7 @@ class Confinement:
             self.ruleset = landlock_ruleset(readable_files(), [sysconfig.get_path("stdlib")])
 
     def enter(self, seconds: float) -> None:
-        """Confines this process for good; layers that the kernel lacks are left out."""
+        """Confines this process for good, with the layers that the kernel has."""
         end_with_parent()
         # Whole seconds, two to spare: the server ends it on time, and this holds if the server
         # dies.
@@ -207,8 +205,8 @@ class Confinement:
 
 
 def server_settings() -> list:
-    """What a program might have changed of this process from outside: limits, processors,
-    priority and scheduling.
+    """Settings of this process that a program might change from outside: limits, affinity, priority
+    and scheduling.
     """
     limits = [
         getattr(resource, name) for name in sorted(vars(resource)) if name.startswith("RLIMIT_")
@@ -225,7 +223,7 @@ def server_settings() -> list:
 
 
 def denied_access(confinement: Confinement) -> list[str]:
-    """What a confined child cannot do, as one finds that tries: "files", "network", "processes",
+    """What a confined child fails to do when it tries: of "files", "network", "processes",
     "limits".
     """
     reading, writing = os.pipe()
@@ -256,8 +254,8 @@ def _denied() -> list[str]:
         if os.fork() == 0:
             os._exit(0)
 
-    # What these set is what is set already: only whether they may be called is asked. Each takes
-    # the number of any process of the same user.
+    # These set what is set already: only whether the call is allowed matters. Each could name any
+    # process of the same user.
     def sets_limits() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
 

@@ -1,9 +1,8 @@
-"""Values that a program returned, as the comparing process holds them.
+"""Values returned by a program, as the comparing process holds them.
 
-Python's own sets and dicts hash numbers by rules that anyone can compute, so a thousand numbers
-chosen for it take as long as a million comparisons. Here the members of a set and the keys of a
-dict are looked up by a text that stands for them (`key_of`): equal values have equal texts, and
-texts are hashed with a secret of the process.
+Python's sets and dicts hash numbers by public rules, so a thousand chosen numbers can cost a
+million comparisons. Here members and keys are looked up by a text (`key_of`), equal for equal
+values and hashed with a secret of the process.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ _WHOLE, _LARGEST_FLOAT = 2**64, int(sys.float_info.max)
 
 
 class SetValue:
-    """A set or frozenset; its members are in the order in which they were given."""
+    """A set or frozenset; iterates in insertion order."""
 
     def __init__(self, items: Iterable[Any], kind: type = set) -> None:
         self.by_key = {key_of(item): item for item in items}
@@ -89,7 +88,7 @@ class DictValue:
 
 
 def key_of(value: Any) -> str:
-    """A text that is equal for equal hashable values (1, 1.0 and True are), and for no others.
+    """A text that is equal exactly for equal hashable values (1, 1.0 and True are equal).
 
     Raises:
         TypeError: Python cannot hash such a value.
@@ -120,7 +119,7 @@ def key_of(value: Any) -> str:
 
 
 def _number_key(value: float) -> str:
-    """Digits of a small whole number; of any other those of the equal float, if there is one."""
+    """Digits of a small whole number; else those of the equal float, if there is one."""
     if abs(value) < _WHOLE and value == int(value):
         return f"n{int(value):x}"
     if isinstance(value, float):
@@ -134,10 +133,10 @@ def _join(keys: Iterable[str]) -> str:
 
 
 def read_results(text: bytes, count: int) -> list[Any] | None:
-    """The values that a program returned, a line of JSON each; None where one is no plain value, or
-    where there are not `count` of them.
+    """The values that a program returned, one line of JSON each.
 
-    Memory and time grow with the length of the text alone, which the caller bounds.
+    None if one is not a plain value, or there are not `count`. Memory and time are bounded by the
+    length of the text.
     """
     lines = text.splitlines()
     if len(lines) != count:

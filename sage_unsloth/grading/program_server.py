@@ -1,21 +1,20 @@
-"""What starts programs that nobody trusts, each in a confined process of its own.
+"""Starts untrusted programs, each in its own confined process.
 
-This process imports what programs usually import, forks a child for each program, feeds it, reads
-what it writes, and kills it. It knows no expected output: what it returns is compared elsewhere
-(`programs`). A child has, before it runs the program:
+This process imports common modules, forks a child for each program, feeds it, reads its output and
+kills it. It knows no expected output: results are compared elsewhere (`programs`). A child has,
+before it runs the program:
 
     time        the server kills it after its seconds; a limit on CPU time besides
     memory      RLIMIT_AS
-    files       none to read but Python's own library and the system's shared ones (Landlock), none
-                to write (Landlock, seccomp, RLIMIT_FSIZE); a tree in which there are no others
-                where the kernel grants namespaces
-    processes   none to start, signal, trace or set limits of (seccomp, Landlock), none to name
-                where the kernel grants namespaces; `MOST_THREADS` threads
-    network     none (seccomp, and a namespace of its own where the kernel grants one)
+    files       reads only Python's library and the system's shared ones (Landlock), writes none
+                (Landlock, seccomp, RLIMIT_FSIZE); sees no others where namespaces are granted
+    processes   none to start, signal, trace or limit (seccomp, Landlock), none visible where
+                namespaces are granted; `MOST_THREADS` threads
+    network     none (seccomp, and a namespace where granted)
     Python      ends the child that tries any of it, or ctypes (audit hook)
 
-After each program this process looks whether its own limits, processors and priority are as they
-were; where they are not, the caller replaces it and asks again.
+After each program the server checks its own limits, affinity and priority; if they changed, the
+caller replaces the server and asks again.
 """
 
 import builtins
@@ -48,7 +47,7 @@ LONGEST_FLOAT = 40  # characters of a number in a result; Python writes 24 at mo
 POLL = 0.02  # seconds between two looks at the number of threads
 SOLUTION = "Solution"  # LeetCode's form: a class of this name has the function as a method
 ANNOTATIONS = {name: getattr(typing, name) for name in ("Dict", "List", "Optional", "Set", "Tuple")}
-"""Names of `typing` that LeetCode's signatures have without an import, and so has APPS."""
+"""Names of `typing` that signatures of LeetCode and APPS use without an import."""
 NOT_PYTHON = 65  # exit status of a child whose program does not compile
 USUAL = (
     "bisect", "collections", "contextlib", "copy", "datetime", "decimal", "enum", "fractions",
@@ -60,9 +59,9 @@ USUAL = (
 def serve(memory_limit_gib: float) -> NoReturn:
     """Runs programs until standard input ends.
 
-    Lines of JSON: `{"program", "seconds"}` with "stdin" (text) or "calls" (a list of [name,
-    arguments, arguments by name], the values encoded by `encode`) in. Out, a line of JSON, and
-    behind it the results where functions were called:
+    Reads lines of JSON: `{"program", "seconds"}` with "stdin" (text) or "calls" (a list of [name,
+    arguments, arguments by name], encoded by `encode`). Writes a line of JSON, followed by the
+    results if functions were called:
 
         end         "exit", "late" or "killed"
         status      exit status
@@ -71,8 +70,8 @@ def serve(memory_limit_gib: float) -> NoReturn:
         length      bytes of the results
         moved       whether this process's own settings have changed
 
-    The first line out says from what a program is kept, as a child tried, and what namespaces it
-    has: `{"kept_from": [...], "namespaces": [...]}`.
+    The first line written says what a child could not do, and which namespaces it has:
+    `{"kept_from": [...], "namespaces": [...]}`.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     namespaces = Namespaces()
@@ -102,7 +101,7 @@ def _send(replies: BinaryIO, message: dict, content: bytes = b"") -> None:
 
 
 def _run(confinement: Confinement, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Runs one program, and kills it at the end of its time; the reply, and its results."""
+    """Runs one program within its time; the reply and its results."""
     from_child, to_server = os.pipe()
     from_server, to_child = os.pipe()
     child = confinement.namespaces.fork()
@@ -144,8 +143,9 @@ def _run(confinement: Confinement, request: dict[str, Any]) -> tuple[dict[str, A
 
 
 def _are_results(output: bytes) -> bool:
-    """Whether an output is lines of JSON, of plain ASCII, that can be read in bounded time: this
-    process reads them first, because another one takes its place if it breaks.
+    """Whether an output is ASCII lines of JSON that can be read in bounded time.
+
+    This process reads them before the caller does, because it can be replaced if reading breaks it.
     """
 
     def read_float(text: str) -> float:
@@ -162,7 +162,7 @@ def _are_results(output: bytes) -> bool:
 
 
 def _threads(path: str) -> int:
-    """How many threads a process has, by its folder in /proc; 1 where the system does not tell."""
+    """The number of threads of a process, by its folder in /proc; 1 if unknown."""
     try:
         with open(f"{path}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[17])
@@ -173,7 +173,7 @@ def _threads(path: str) -> int:
 def _exchange(
     reading: int, writing: int, content: bytes, seconds: float, child: int
 ) -> tuple[str, bytes]:
-    """Feeds a child and reads from it until it ends; how it ended, and what it wrote.
+    """Feeds a child and reads from it until it ends; how it ended, and its output.
 
     The child's first line is its folder in /proc, written before the program runs.
     """
@@ -226,7 +226,7 @@ def _exchange(
 def _run_child(
     confinement: Confinement, request: dict[str, Any], from_server: int, to_server: int
 ) -> int:
-    """In the child: the exit status of the program."""
+    """Runs the program, in the child; its exit status."""
     calls = request.get("calls")
     results = 3  # where the values of calls are written
     # Above 100, so that the low numbers can be closed in one go.
@@ -276,14 +276,14 @@ def _run_child(
 
 
 def _find_function(names: dict[str, Any], name: str) -> Any:
-    """The function of a test: the program's own, or a method of a new `Solution`."""
+    """The tested function: a global of the program, or a method of a new `Solution`."""
     if name in names or SOLUTION not in names:
         return names[name]
     return getattr(names[SOLUTION](), name)
 
 
 def _exit_status(code: Any, names: dict[str, Any]) -> int:
-    """The exit status of a program that is run to its end, its threads included."""
+    """The exit status of a program that runs to its end, with its threads."""
     status = 0
     try:
         exec(code, names)

@@ -4,8 +4,8 @@
     {"inputs": ["2 3\\n", ...], "outputs": ["5\\n", ...]}                 standard input and output
     {"inputs": [[2, 3], ...], "outputs": [5, ...], "fn_name": "add"}    calls of one function
 
-The first is MBPP's, the others are those of APPS. What is expected stays in the process that
-compares; `Tests.requests` has what the program is given.
+The first is MBPP's, the others are those of APPS. Expected values stay in the comparing process;
+the program gets only `Tests.requests`.
 """
 
 import json
@@ -19,19 +19,17 @@ from sage_unsloth.grading.program_results import DictValue, read_results
 from sage_unsloth.grading.program_values import encode, output_digest
 
 LONGEST_RESULTS, RESULTS_PER_GOLD = 2**16, 4
-"""What a program returns may have so many bytes as JSON, or so many for each character of its gold:
-reading and comparing them takes time and memory of this process."""
+"""Bytes of JSON that a program may return: at least, and for each character of its gold."""
 RELATIVE = 1e-9
-"""Two numbers with a fraction are equal up to this part of the larger one, in calls of a function;
-an assert says itself how it compares."""
+"""Relative tolerance for floats in calls of a function; an assert has its own comparison."""
 
 
 class Tests:
     """The tests of one gold.
 
     Attributes:
-        requests: what the program is asked for, each in a process of its own: {"stdin": text} for
-            every test, or all calls together as {"calls": [...]}.
+        requests: each is sent to its own process: {"stdin": text} for every test, or all calls
+            together as {"calls": [...]}.
         longest_results: bytes of results that are read.
     """
 
@@ -52,12 +50,12 @@ class Tests:
         self._expected, self._asserts = list(expected), list(asserts)
 
     def passes(self, number: int, digest: str, results: bytes) -> bool:
-        """Whether what the program wrote for a request is right.
+        """Whether the result of a request is correct.
 
         Args:
             number: of the request.
             digest: `output_digest` of its standard output.
-            results: what it returned, where it was called.
+            results: returned values, if functions were called.
         """
         if self._digests:
             return digest == self._digests[number]
@@ -68,6 +66,7 @@ class Tests:
         if not self._asserts:
             return all(same(*pair) for pair in zip(values, self._expected, strict=True))
         for test in self._asserts:
+            # All asserts share one process, which made their calls in this order.
             own, values = values[: len(test.calls)], values[len(test.calls) :]
             if not test.holds(own):
                 return False
@@ -76,10 +75,10 @@ class Tests:
 
 @lru_cache(maxsize=256)
 def read_tests(gold: str) -> Tests:
-    """The tests of a gold.
+    """Parses a gold.
 
     Raises:
-        ValueError: another form than the module says, or no test.
+        ValueError: an unsupported form, or no test.
     """
     try:
         result = json.loads(gold)
@@ -118,9 +117,7 @@ def read_tests(gold: str) -> Tests:
 
 
 def same(result: Any, expected: Any) -> bool:
-    """Whether a returned value is the expected one of JSON: a tuple counts as a list, and True is
-    not 1.
-    """
+    """Whether a returned value equals the JSON one: a tuple is a list, and True is not 1."""
     if isinstance(result, tuple):
         result = list(result)
     if isinstance(result, bool) or isinstance(expected, bool):

@@ -1,4 +1,4 @@
-"""How values of Python pass from a program's process to the one that compares: as JSON."""
+"""Passes Python values from a program's process to the comparing one, as JSON."""
 
 import hashlib
 from typing import Any
@@ -7,7 +7,7 @@ NESTING = 20  # a value nested deeper is not compared
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A value as JSON that `decode` reads; what is no plain value is {"?": its class}."""
+    """A value as JSON for `decode`; anything but a plain value becomes {"?": its class}."""
     kind = type(value)
     if depth > NESTING:
         return {"?": "deep"}
@@ -27,10 +27,10 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The value that `encode` wrote, for values of a gold: sets and dicts hash what is in them.
+    """The value that `encode` wrote; only for golds, because sets and dicts hash their items.
 
     Raises:
-        ValueError, TypeError: `encode` does not write it, or a class that it does not know.
+        ValueError, TypeError: `encode` does not write it, or an unknown class.
     """
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -50,9 +50,7 @@ def decode(value: Any) -> Any:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of an output that are compared: without white space at their ends, and without
-    empty ones at the end.
-    """
+    """The compared lines of an output: without trailing white space and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 

@@ -1,8 +1,8 @@
-"""The verifier `python`: a program is right if it passes every test of its gold.
+"""The verifier `python`: a program is correct if it passes every test of its gold.
 
-A program runs in a process of its own, confined by the kernel (`program_server`), which is given
-the test's input. What it writes is compared here, so nothing that it does to Python changes how,
-and what is expected of it is nowhere in its reach.
+A program runs in its own process, confined by the kernel (`program_server`), which gets only the
+test's input. Its output is compared here, so nothing it does to Python changes the comparison, and
+the expected output is out of its reach.
 """
 
 import json
@@ -27,11 +27,12 @@ from sage_unsloth.grading.workers import Workers
 
 LONGEST_PROGRAM = 20_000  # characters
 NEEDED = ("files", "network", "processes", "limits")
-"""What a program must be kept from; the last are the limits, processors and priority of others."""
+"""What must be denied to a program; "limits": limits, affinity and priority of other processes."""
 START_LIMIT, GRACE = 60.0, 20.0  # seconds, for the server to start, and to end what it killed
 
 logger = logging.getLogger(__name__)
 
+# The package is imported by the caller's path, which programs then do not see.
 _START = (
     "import json, sys; own = sys.path[:]; sys.path[:] = json.loads(sys.argv[1]); "
     "from sage_unsloth.grading.program_server import serve; sys.path[:] = own; "
@@ -43,10 +44,9 @@ class ProgramWorker:
     """Asks one program server, which its first question starts.
 
     Attributes:
-        kept_from: what of `NEEDED` programs are kept from; set by `start`.
-        namespaces: what programs have of their own besides, as `program_confinement.Namespaces`
-            names it; set by `start`.
-        replaced: how many servers were replaced because their settings had changed.
+        kept_from: which of `NEEDED` programs are denied; set by `start`.
+        namespaces: `program_confinement.Namespaces.granted` of the server; set by `start`.
+        replaced: servers that were replaced because their settings had changed.
     """
 
     def __init__(self, time_limit: float, memory_limit_gib: float, allow_unconfined: bool) -> None:
@@ -58,7 +58,7 @@ class ProgramWorker:
         self.replaced = 0
 
     def start(self) -> None:
-        """Starts the server, after the end of the one before.
+        """Starts the server, after stopping the old one.
 
         Raises:
             RuntimeError: it does not start.
@@ -108,14 +108,15 @@ class ProgramWorker:
 
         Args:
             question: the program and its gold.
-            cpu_limit: seconds that are enough for most; None for the worker's own limit. Both are
-                of time, for all tests together.
+            cpu_limit: seconds that suffice for most programs; None for the worker's own limit. Both
+                are wall-clock limits for all tests together.
 
         Raises:
             RuntimeError: the server does not start.
         """
         program, gold = question
         tests = read_tests(gold)
+        # The clock here is the wall's, so a CPU limit gets its margin for a busy machine.
         seconds = self.time_limit if cpu_limit is None else PATIENCE * cpu_limit
         deadline = time.monotonic() + min(seconds, self.time_limit)
         for number, request in enumerate(tests.requests):
@@ -135,10 +136,10 @@ class ProgramWorker:
     def _run(
         self, request: dict[str, Any], seconds: float, longest: int
     ) -> tuple[dict[str, Any], bytes] | None:
-        """The server's reply and the results; None if it came to none.
+        """The server's reply and the results; None if there is none.
 
-        A server that has died, or whose limits or priority something has changed, is replaced, and
-        a fresh one is asked the same once.
+        A server that died, or whose settings changed, is replaced, and the new one gets the same
+        request once.
         """
         if seconds <= 0:
             return None
@@ -166,10 +167,11 @@ class ProgramWorker:
 
         Raises:
             TimeoutError: it does not read it in time.
-            BrokenPipeError: it is gone.
+            BrokenPipeError: it has ended.
         """
         assert self.process is not None and self.process.stdin is not None
         requests, rest = self.process.stdin.fileno(), memoryview(line)
+        # A server that stopped reading would block this process in write().
         os.set_blocking(requests, False)
         poll, deadline = select.poll(), time.monotonic() + seconds
         poll.register(requests, select.POLLOUT)
@@ -179,11 +181,11 @@ class ProgramWorker:
             rest = rest[os.write(requests, rest[:65_536]) :]
 
     def _reply(self, seconds: float, longest: int) -> tuple[dict[str, Any], bytes]:
-        """The next reply of the server, and the results behind it; b"" if they are too long.
+        """The server's next reply and its results; b"" if they are too long.
 
         Raises:
-            TimeoutError: there is none in time.
-            EOFError: the server is gone.
+            TimeoutError: no reply in time.
+            EOFError: the server has ended.
         """
         assert self.process is not None and self.process.stdout is not None
         replies, deadline = self.process.stdout.fileno(), time.monotonic() + seconds
@@ -206,12 +208,13 @@ class ProgramWorker:
         while missing > 0:
             part = receive(min(missing, 65_536))
             missing -= len(part)
+            # Results that are too long are still read, or the next reply would start inside them.
             if reply["length"] <= longest:
                 results += part
         return reply, bytes(results) if reply.get("length", 0) <= longest else b""
 
     def stop(self) -> None:
-        """Kills the server; the program that it runs dies with it."""
+        """Kills the server and the program that it runs."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -221,7 +224,7 @@ class ProgramWorker:
 
 
 class ProgramWorkers(Workers):
-    """Program servers behind one queue; a batch that hangs has the limits of `Workers.ask`."""
+    """Program servers that share one queue; a batch has the limits of `Workers.ask`."""
 
     def __init__(
         self,
@@ -238,7 +241,7 @@ class ProgramWorkers(Workers):
 
 
 def python_checker(*, allow_unconfined: bool = False) -> Checker:
-    """The verifier `python`; `verifiers.get_verifier` says what the argument does."""
+    """The verifier `python`; for the argument see `verifiers.get_verifier`."""
     return Checker(
         name="python",
         version=3,

@@ -1,4 +1,4 @@
-r"""Reads units: what may stand behind a number, and the currency before it."""
+"""Reads units after a number, and the currency before it."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sage_unsloth.grading.units import FILLERS, GLUED, JOINS, RATES, SCALES, Uni
 
 MOST_UNIT_WORDS = 8
 COMPOUND = "compound"
-"""Marks the unit of a quantity that is written in two, `2 hours 30 minutes`."""
+"""Marks the unit of a quantity in two units, `2 hours 30 minutes`."""
 RELATIONS = {"<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
 _CURRENCIES = {
     "$": "$", r"\$": "$", "USD": "$", "US": "$", "€": "€", "EUR": "€", "£": "£", "GBP": "£",
@@ -27,12 +27,11 @@ MOST_PLACES = 60
 
 
 class Quantities(Reader):
-    """Reads an expression with the unit behind it.
+    """Reads an expression with its unit.
 
     Args:
-        tokens: of the text.
-        units: a letter behind a number may be a unit.
-        nouns: words that are counted things beside those of `units.NOUNS`.
+        units: a letter after a number may be a unit.
+        nouns: counted things in addition to `units.NOUNS`.
     """
 
     def __init__(self, tokens: Sequence[Token], *, units: bool, nouns: frozenset[str]):
@@ -56,6 +55,7 @@ class Quantities(Reader):
         if not word and text not in _SIGNS:
             return False
         self.tried += 1
+        # Each try reads ahead, so many tries would make a long answer slow.
         if self.tried > MOST_PLACES:
             raise Unreadable
         start = self.at
@@ -64,7 +64,7 @@ class Quantities(Reader):
         return unit is not None
 
     def read_unit(self) -> Unit | None:
-        """The unit that stands here and ends where the item ends; None, and nothing read, else."""
+        """The unit that starts here and ends the item; otherwise None, and nothing is read."""
         start = self.at
         try:
             unit = self.unit_phrase()
@@ -116,7 +116,9 @@ class Quantities(Reader):
         return Unit(tuple(sorted(powers.items())), size, frozenset(nouns))
 
     def unit_word(self, *, first: bool) -> list[tuple[str, int]] | None:
-        r"""The next words with their powers: one token's, or a `\text{}`'s; None for none."""
+        r"""The next words with their powers, from one token or a `\text{}`; None if there is no
+        unit.
+        """
         start, token = self.at, self.token()
         if token is None:
             return None
@@ -173,6 +175,7 @@ class Quantities(Reader):
             return False
         if len(word) > 1 or token.kind == "text" or not word.isascii() or not word.isalpha():
             return True
+        # A single letter right after a number may also be a symbol.
         return not first or (self.units and (token.spaced or word in GLUED))
 
     def dimension(self, word: str) -> tuple[str, Fraction]:
@@ -180,7 +183,7 @@ class Quantities(Reader):
         return unit or (f"noun {word.lower().removesuffix('s')}", Fraction(1))
 
     def currency(self) -> str | None:
-        """The currency before a number, which is then behind."""
+        """The currency before a number; moves past it."""
         start, token = self.at, self.token()
         if token is None or token.text not in _CURRENCIES:
             return None
@@ -197,7 +200,7 @@ class Quantities(Reader):
         return None
 
     def money(self, currency: str, unit: Unit | None, start: int) -> Unit:
-        """The unit of an amount with its currency before it; `per day`, `dollars` may follow."""
+        """The unit of an amount after a currency; only `dollars` or `per day` may follow it."""
         if unit is not None and unit.powers:
             texts = {token.text.lower() for token in self.tokens[start:]}
             same = {name for name, _ in unit.powers} == {currency}
@@ -206,7 +209,7 @@ class Quantities(Reader):
         return Unit(((currency, 1),))
 
     def scaled(self, node: Node) -> Node:
-        """`1.5 million`: the number that it is."""
+        """Multiplies by the scale words that follow: `1.5 million`."""
         while self.units and (scale := SCALES.get(_lower(self.token()))):
             if exact(node) is None:
                 raise Unreadable
@@ -226,6 +229,7 @@ class Quantities(Reader):
                 break
             self.next()
             smaller = self.read_unit()
+            # Units must get smaller: "2 hours 30 minutes", never "30 minutes 2 hours".
             if smaller is None or smaller.powers != unit.powers or smaller.size >= size:
                 break
             size = smaller.size
@@ -236,7 +240,7 @@ class Quantities(Reader):
 
 
 def amount(node: Node) -> tuple[Node, Unit | None]:
-    """The value and the unit of a quantity; of another node itself and None."""
+    """The value and unit of a quantity; any other node has the unit None."""
     return node.args if node.kind == "quantity" else (node, None)
 
 
@@ -249,7 +253,7 @@ def _lower(token: Token | None) -> str:
 
 
 def _as_join(token: Token) -> Token:
-    r"""`\text{ and }` as the word, and the words of other texts without their spaces."""
+    r"""`\text{ and }` as the word "and"; other texts stay."""
     word = token.text.strip(" ,").lower()
     if token.kind == "text" and word in ("and", "or"):
         return token._replace(kind="letters", text=word)

@@ -14,9 +14,7 @@ class SolutionReward:
     """TRL's reward function: 1.0 for a correct answer, else 0.0; counts the grades for the log.
 
     Attributes:
-        required_columns: of the data set, which the function reads; `guided_kl` refuses a data set
-            without them.
-        grader: grades the completions.
+        required_columns: columns that the data set must have, checked by `guided_kl`.
         last_batch: `prompt`, `completion`, `answer`, `extracted`, `grade`, `kind` and `grader` of
             each completion of the last call.
     """
@@ -45,7 +43,7 @@ class SolutionReward:
             **_: the other columns and `completion_ids`, which TRL passes as well.
 
         Raises:
-            ValueError: no `answer` column was passed; and see `Grader.grade_many`.
+            ValueError: no `answer` column, or as in `Grader.grade_many`.
         """
         if answer is None:
             raise ValueError(
@@ -77,10 +75,10 @@ class SolutionReward:
         return [float(verdict.grade is Grade.CORRECT) for verdict in verdicts]
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
-        """Takes completions that are not trained on out of the counts.
+        """Removes completions that are not trained on from the counts.
 
         Args:
-            dropped: these completions, as they were in `last_batch`.
+            dropped: their rows of `last_batch`.
             batch: becomes `last_batch`.
         """
         self._counts.subtract(Grade(row["grade"]) for row in dropped)
@@ -88,20 +86,18 @@ class SolutionReward:
         self.last_batch = batch
 
     def pop_counts(self) -> dict[str, int]:
-        """How many completions got each grade since the last call; every grade has a key."""
+        """Number of completions by grade since the last call; every grade has a key."""
         counts, self._counts = self._counts, Counter()
         return {grade.value: counts[grade] for grade in Grade}
 
     def pop_kinds(self) -> dict[str, int]:
-        """How many correct completions were so by each kind of comparison since the last call;
-        kinds without any are left out.
-        """
+        """Number of correct completions by kind since the last call, without zeros."""
         kinds, self._kinds = self._kinds, Counter()
         return {kind.value: count for kind, count in kinds.items() if count}
 
 
 def _text(turns: Turns) -> str:
-    """A text as it is; of a list of messages the last one's content."""
+    """A text as it is; of a list of messages the last content."""
     if isinstance(turns, list):
         return turns[-1]["content"] if turns else ""
     return turns

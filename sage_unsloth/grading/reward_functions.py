@@ -1,9 +1,9 @@
-"""Rewards of one's own, beside the checked answer or in its place.
+"""Custom rewards, in addition to the checked answer or instead of it.
 
 A reward is a function in TRL's form: `f(prompts, completions, **columns) -> list[float]`, where
-`prompts` and `completions` are conversations and each column of the data is a list of a value per
-completion. The total reward of a completion is the sum of its rewards times their weights; a reward
-may be None where it has nothing to say of a completion.
+`prompts` and `completions` are conversations and each column of the data is a list with a value per
+completion. The total reward is the weighted sum. A reward may be None for a completion, and then
+does not count.
 """
 
 import difflib
@@ -17,10 +17,10 @@ from sage_unsloth.grading.checker import Grade
 from sage_unsloth.own_code import OwnFunction, describe_function, named_function
 
 ANSWER = "answer"
-"""Names the checked answer among rewards: 1 for a correct one, else 0."""
+"""Name of the checked answer among rewards: 1 if correct, else 0."""
 OF_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 GIVEN = ("prompts", "completions", *OF_TRL)
-"""Arguments that are no columns of the data."""
+"""Arguments that are not columns of the data."""
 _RESERVED = {grade.value for grade in Grade}  # counts of these are logged under the same path
 
 
@@ -29,9 +29,9 @@ class Reward:
     """One reward of a run.
 
     Attributes:
-        function: of one's own, in TRL's form; None for the checked answer.
-        weight: its factor in the total reward; 0 logs it only.
-        name: under which it is logged; the function's name where it is empty.
+        function: a custom function in TRL's form; None for the checked answer.
+        weight: its factor in the total reward; 0 only logs it.
+        name: used in the log; the function's name if empty.
     """
 
     function: Callable[..., Any] | None = None
@@ -65,15 +65,15 @@ class Reward:
 def get_rewards(
     expected: Sequence[str | Callable[..., Any] | Reward] | None,
 ) -> tuple[Reward, ...]:
-    """The rewards of a run: exactly those that are named; without any, the checked answer alone.
+    """The rewards of a run; only the checked answer if none are named.
 
     Args:
-        expected: `Reward`s, functions, or texts `answer` and `module:function`, each with `=WEIGHT`
-            behind it for another weight than 1.
+        expected: `Reward`s, functions, or texts `answer` and `module:function`, optionally with
+            `=WEIGHT` (default 1).
 
     Raises:
-        ValueError: a text of another form, a function that cannot be imported, two of one name, or
-            no weight but 0.
+        ValueError: a text of another form, a function that cannot be imported, a repeated name, or
+            only zero weights.
     """
     if expected is None or (not isinstance(expected, str) and not expected):
         return (Reward(),)
@@ -110,7 +110,7 @@ def _reward(item: str | Callable[..., Any] | Reward) -> Reward:
 
 
 def recorded_rewards(rewards: Sequence[Reward]) -> list[dict[str, Any]] | None:
-    """As `run.json` has them; None for the checked answer alone, which needs no record."""
+    """The rewards as in `run.json`; None for only the checked answer, which needs no record."""
     if [(reward.function, reward.weight) for reward in rewards] == [(None, 1.0)]:
         return None
     results = []
@@ -122,10 +122,9 @@ def recorded_rewards(rewards: Sequence[Reward]) -> list[dict[str, Any]] | None:
 
 
 def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> None:
-    """Raises ValueError where a function has a parameter that is no column of the data.
+    """Raises ValueError if a function has a parameter that is not a column of the data.
 
     Args:
-        rewards: of the run.
         columns: of the first row, as the trainer gets it.
     """
     for reward in rewards:

@@ -1,11 +1,11 @@
 """A filter on system calls, which the Linux kernel applies to a process for good (seccomp).
 
-The filter is a list of what a Python program that computes needs; every other call is answered as
-if the kernel did not have it (ENOSYS), so that the C library takes its fallback where it has one.
-That leaves out processes (threads are allowed), signals to others, sockets, files to write, limits,
-affinity and priority of any process, namespaces, and every call that a later kernel adds. The
-filter needs neither root nor a namespace. Numbers are those of the kernel's tables
-(`arch/x86/entry/syscalls/syscall_64.tbl`, `scripts/syscall.tbl`).
+The filter lists the calls that a computing Python program needs. Every other call fails with
+ENOSYS, as if the kernel did not have it, so that the C library uses its fallback. That excludes
+processes (threads are allowed), signals to others, sockets, writing files, limits, affinity and
+priority of any process, namespaces, and every call that a later kernel adds. It needs neither root
+nor a namespace. The numbers are from the kernel's tables (`arch/x86/entry/syscalls/syscall_64.tbl`,
+`scripts/syscall.tbl`).
 """
 
 import ctypes
@@ -36,7 +36,7 @@ ALLOWED_CALLS = """
     read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69
     pwritev:296:70 lseek:8:62 close:3:57 close_range:436:436 dup:32:23 dup2:33:- dup3:292:24
     pipe:22:- pipe2:293:59 poll:7:- ppoll:271:73 select:23:- pselect6:270:72
-    # names of files; what may be read is Landlock's to say
+    # names of files; Landlock decides what may be read
     stat:4:- lstat:6:- fstat:5:80 newfstatat:262:79 statx:332:291 access:21:- faccessat:269:48
     faccessat2:439:439 readlink:89:- readlinkat:267:78 getcwd:79:17 getdents:78:- getdents64:217:61
     # memory
@@ -54,7 +54,7 @@ ALLOWED_CALLS = """
     getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177 uname:63:160 getrandom:318:278
     getrlimit:97:163
 """
-# Calls whose arguments decide: `_conditions`.
+# Allowed for some arguments only: `_conditions`.
 CONDITIONAL_CALLS = """
     open:2:- openat:257:56 clone:56:220 mmap:9:222 mprotect:10:226 fcntl:72:25 ioctl:16:29
     prlimit64:302:261 sched_getaffinity:204:123
@@ -65,14 +65,14 @@ _Line = tuple[int, int, int, int]  # an instruction: code, jump if true, jump if
 
 
 def call_numbers(table: str, machine: str) -> dict[str, int]:
-    """Numbers of system calls by name, out of one of the two tables."""
+    """Numbers of system calls by name, from one of the two tables."""
     column = 1 + list(_ARCHITECTURES).index(machine)
     words = [word.split(":") for word in re.sub("#.*", "", table).split()]
     return {word[0]: int(word[column]) for word in words if word[column] != "-"}
 
 
 def _load(argument: int, *, high: bool = False) -> _Line:
-    """Takes half an argument: both machines are little-endian."""
+    """Loads half of a 64-bit argument; both machines are little-endian."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * argument + 4 * high)
 
 
@@ -85,6 +85,7 @@ _DENY = _refuse(errno.EPERM)
 
 
 def _one_of(argument: int, values: tuple[int, ...], error: int) -> list[_Line]:
+    # A jump skips the comparisons that are left and the refusal behind them.
     compared = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [_load(argument), *compared, _refuse(error), _PASS]
 
@@ -127,15 +128,16 @@ class _Program(ctypes.Structure):
 
 
 def filter_instructions(machine: str) -> bytes | None:
-    """The filter as `struct sock_filter`s; None for another machine than the two.
+    """The filter as `struct sock_filter`s; None for an unsupported machine.
 
     Args:
-        machine: as `platform.machine()` names it.
+        machine: as in `platform.machine()`.
     """
     if machine not in _ARCHITECTURES:
         return None
     lines: list[_Line] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
+        # 32-bit calls have other numbers on the same machine, so they are not compared but killed.
         (_EQUAL, 1, 0, _ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
@@ -153,7 +155,7 @@ def filter_instructions(machine: str) -> bytes | None:
 
 
 def filter_calls() -> bool:
-    """Applies the filter to this thread, and to all that it starts; whether the kernel does so."""
+    """Applies the filter to this thread and those it starts; whether the kernel accepts it."""
     if sys.platform != "linux":
         return False
     instructions = filter_instructions(platform.machine())

@@ -1,4 +1,4 @@
-r"""Reads brackets that hold lists: sets, tuples, intervals, matrices; and joins intervals."""
+"""Reads brackets with lists: sets, tuples, intervals, matrices; and joins intervals."""
 
 from sage_unsloth.grading.quantities import Quantities
 from sage_unsloth.grading.tokens import Unreadable
@@ -10,7 +10,7 @@ _MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix",
 
 
 class Sets(Quantities):
-    """Reads what stands in brackets and is no expression."""
+    """Reads brackets that are not expressions."""
 
     def at_set(self) -> bool:
         if self.peek() in ("(", "["):
@@ -74,6 +74,7 @@ class Sets(Quantities):
         if (opening, closing) == ("(", ")"):
             return Node("tuple", tuple(items))
         ends = len(items) == 2 and all(item.kind in EXPRESSIONS for item in items)
+        # ]2, 3[ is how some countries write the open interval.
         if ends and closing in ("]", ")", "[") and (opening, closing) != ("(", "["):
             return Node("interval", (*items, opening == "[", closing == "]"))
         if (opening, closing) == ("[", "]"):
@@ -106,7 +107,7 @@ class Sets(Quantities):
         raise Unreadable  # `forms.Statement` reads inequalities
 
     def matrix(self) -> Node:
-        r"""Behind `\begin`: an environment with & and \\."""
+        r"""An environment with & and \\, after `\begin`."""
         name = self.environment()
         if name == "array":
             self.expect("{")
@@ -137,7 +138,7 @@ class Sets(Quantities):
 
 
 def as_interval(node: Node) -> Node:
-    """A pair as the open interval that it may be; any other node as it is."""
+    """A pair as an open interval; any other node unchanged."""
     if node.kind == "tuple" and len(node.args) == 2:
         return Node("interval", (*node.args, False, False))
     return node
@@ -165,7 +166,7 @@ def apart(point: Node, variable: str) -> Node:
 
 
 def inequality(sides: list[Node], operators: list[str]) -> Node:
-    r"""`x > 2`, `2 \ge x`, `-2 \le x < 7` as intervals; other relations as they are."""
+    r"""`x > 2`, `2 \ge x`, `-2 \le x < 7` as intervals; other relations unchanged."""
     if len(sides) == 3 and sides[1].kind == "symbol":
         if all(operator in (">", ">=") for operator in operators):
             sides, operators = sides[::-1], [_TURNED[operator] for operator in operators[::-1]]
@@ -189,7 +190,7 @@ def inequality(sides: list[Node], operators: list[str]) -> Node:
 
 
 def both_hold(first: Node, second: Node, variable: str, *, apart: bool) -> Node:
-    """The interval of `x > 2` and `x < 4`; of `x < 2, x > 4` both, if `apart`."""
+    """The interval of `x > 2` and `x < 4`; the union of `x < 2, x > 4` if `apart`."""
     low, high = sorted((first, second), key=lambda piece: piece.args[0] == negated(INFINITY))
     (bottom, no_top, has_bottom, _), (no_bottom, top, _, has_top) = low.args, high.args
     a, b = exact(bottom), exact(top)

@@ -1,7 +1,7 @@
-r"""An answer's tokens: numbers, words, commands and signs.
+"""An answer's tokens: numbers, words, commands and signs.
 
-What a number may cost is bounded here: its digits and its exponent. Nothing behind this module ever
-converts text to a number.
+The cost of a number is bounded here, by its digits and its exponent: no later module converts text
+to a number.
 """
 
 import re
@@ -24,7 +24,7 @@ _REST = r"""
     |(?P<sign>\*\*|\.\.\.|\S)
 """
 _BASED = r"(?P<based>0[xX][0-9a-fA-F]+|0[oO][0-7]+|0[bB][01]+)(?![a-zA-Z0-9])|"
-# Thousands are separated outside brackets alone: (1,234) is a pair.
+# Thousands are separated only outside brackets: (1,234) is a pair.
 _OUTSIDE = re.compile(
     rf"(?P<space>\s*)(?:{_BASED}(?P<number>(?:{_SPACED}|{_PLAIN}){_TAIL}|\.[0-9]+{_POWER}){_REST})",
     re.VERBOSE | re.DOTALL,
@@ -48,8 +48,8 @@ class Token(NamedTuple):
     Attributes:
         kind: "number", "based" (0x1F), "letters", "command" (`\pi`), "text" (`\text{...}`), "row"
             (`\\`) or "sign".
-        text: as it is written; of "text" the inside.
-        spaced: white space stands before it.
+        text: as written; of "text" the inside.
+        spaced: white space precedes it.
         value: of a number.
     """
 
@@ -60,7 +60,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The tokens of a text in one spelling (`writing.normalise_spelling`).
+    """The tokens of a text after `writing.normalise_spelling`.
 
     Raises:
         Unreadable: a number is too long or too large, or there are too many tokens, or none.
@@ -93,6 +93,7 @@ def tokens_of(text: str) -> list[Token]:
 def _value(text: str) -> Fraction:
     text = text.replace(",", "").replace(" ", "").lower()
     digits, _, exponent = text.partition("e")
+    # Before int(), whose time grows faster than the number of digits.
     if len(digits) > LONGEST_NUMBER or len(exponent) > 4:
         raise Unreadable
     power = int(exponent or 0)

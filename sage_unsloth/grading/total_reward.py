@@ -1,4 +1,4 @@
-"""All rewards of a run together, as the trainer, the log and the preflight need them."""
+"""All rewards of a run together, for the trainer, the log and the preflight."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,22 +15,21 @@ UNGRADED = Checker(
     plainly=lambda answer, gold: Verdict(Grade.UNPARSABLE, Kind.NONE),
     gold_is_answer=False,
 )
-"""Checks no answer, for runs whose rewards do not include it."""
+"""For runs whose rewards do not include the checked answer."""
 
 
 class TotalReward:
     """The rewards of a run, each a function in TRL's form.
 
     Attributes:
-        rewards: what was asked for.
-        functions: one for each, in their order: TRL's `reward_funcs`.
-        weights: TRL's `reward_weights`; None for the checked answer alone.
-        solution: the checked answer; None where it is no reward of the run.
+        rewards: of `get_rewards`.
+        functions: one for each: TRL's `reward_funcs`.
+        weights: TRL's `reward_weights`; None if there is only the checked answer.
+        solution: the checked answer; None if it is not among the rewards.
 
     Args:
-        rewards: of `get_rewards`.
         grader: for the checked answer.
-        seconds: time limit of a call of a function of one's own.
+        seconds: time limit of a call of a custom function.
     """
 
     def __init__(self, rewards: Sequence[Reward], grader: Grader, seconds: float) -> None:
@@ -56,8 +55,9 @@ class TotalReward:
 
     @property
     def last_batch(self) -> list[dict]:
-        """Each completion of the last call, as `completions.jsonl` has it: with `rewards` by name
-        and the total `reward`, where there are others than the checked answer.
+        """Rows of `completions.jsonl` for the last call.
+
+        With custom rewards each row has `rewards` by name and the total `reward`.
         """
         if self.weights is None:
             assert self.solution is not None
@@ -77,17 +77,15 @@ class TotalReward:
         return [row["reward"] for row in function.last_batch]
 
     def pop_counts(self) -> dict[str, int]:
-        """`SolutionReward.pop_counts`; {} where no answer is checked."""
+        """`SolutionReward.pop_counts`; {} without the checked answer."""
         return {} if self.solution is None else self.solution.pop_counts()
 
     def pop_kinds(self) -> dict[str, int]:
-        """`SolutionReward.pop_kinds`; {} where no answer is checked."""
+        """`SolutionReward.pop_kinds`; {} without the checked answer."""
         return {} if self.solution is None else self.solution.pop_kinds()
 
     def pop_sums(self) -> dict[str, tuple[float, int]]:
-        """name -> the sum of a function's rewards since the last call, and of how many
-        completions; of functions of one's own.
-        """
+        """name of a custom reward -> sum and count of its values since the last call."""
         return {
             reward.name: function.pop_mean()
             for reward, function in zip(self.rewards, self.functions, strict=True)
@@ -100,7 +98,7 @@ class TotalReward:
         records: Sequence[dict],
         columns: Mapping[str, Any],
     ) -> list[float]:
-        """The total rewards of completions that are graded already, as of a preflight.
+        """The total rewards of completions that are already graded, as in a preflight.
 
         Args:
             prompts: conversations.
@@ -115,14 +113,16 @@ class TotalReward:
             else function(prompts=list(prompts), completions=completions, **columns)
             for function in self.functions
         ]
+        # The sums of a preflight must not count in the first step.
         if self.weights is not None:
             self.pop_sums()
         return [self.total(row) for row in zip(*values, strict=True)]
 
 
 class _LastReward(OwnReward):
-    """The last function where no answer is checked: it sees whether any has rewarded a
-    completion.
+    """The last function of a run without the checked answer.
+
+    It is called last, so it can check that every completion got a reward.
     """
 
     def __init__(self, last: OwnReward, functions: Sequence[Any]) -> None:

@@ -7,10 +7,10 @@ Expressions:
     power (base, exponent) root (term, degree)   call (name, arguments)        apply (name, ...)
     factorial (term)       binomial (n, k)       degrees (term)
 
-`call` is a function that has a value here, `apply` one that has none (f, a cross product). Division
-is a product with a reciprocal, so the tree is as deep as the text has brackets, and no deeper.
+`call` is a function with a known value, `apply` one without (f, a cross product). Division is a
+product with a reciprocal, so the tree is only as deep as the brackets of the text.
 
-Answers that are no single expression:
+Answers that are not a single expression:
 
     quantity (expression, Unit)        members (elements)          tuple (elements)
     list (elements)                    matrix (rows)               based (digits, base)
@@ -36,7 +36,7 @@ MAX_COUNT = 300  # of which a factorial or binomial is taken
 
 
 class Node(NamedTuple):
-    """A node: its kind, and what the list above says."""
+    """A node; the arguments of each kind are listed above."""
 
     kind: str
     args: tuple[Any, ...]
@@ -47,7 +47,7 @@ INFINITE = frozenset((INFINITY, Node("negative", (INFINITY,))))
 
 
 class NoValue(ArithmeticError):
-    """Not finite, not defined, or too large to be computed."""
+    """Not finite, not defined, or too large to compute."""
 
 
 def number(value: Fraction | int) -> Node:
@@ -81,7 +81,7 @@ def has(node: Node, *kinds: str) -> bool:
 
 
 def is_plain_number(node: Node) -> bool:
-    """Whether a tree is a number as people write one: 42, -3/4, 1.5 × 10^8, 10^-3, 25."""
+    """Whether a tree is a number as people write one: 42, -3/4, 1.5 × 10^8, 10^-3."""
     if node.kind in ("negative", "reciprocal"):
         return is_plain_number(node.args[0])
     if node.kind == "product" and len(node.args) == 2:
@@ -99,7 +99,7 @@ def _is_power_of_ten(node: Node) -> bool:
 
 
 def exact(node: Node) -> Fraction | None:
-    """The value of an expression of rational numbers, or None where it is none or is too large."""
+    """The rational value of an expression, or None if it has none or is too large."""
     try:
         return _exact(node)
     except (NoValue, ArithmeticError):
@@ -148,6 +148,7 @@ def _count(node: Node, most: int) -> int:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         return _power(_root(base, exponent.denominator), Fraction(exponent.numerator))
+    # Checked before computing: 10^10^10 would take all memory.
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if (base in (0, 1, -1) and abs(exponent) > MAX_BITS) or bits * abs(exponent) > MAX_BITS + 1:
         raise NoValue
@@ -157,7 +158,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _root(value: Fraction, degree: int) -> Fraction:
-    """The root where it is rational."""
+    """The root if it is rational."""
     if value < 0 or not 1 <= degree <= 64:
         raise NoValue
     parts = []
@@ -165,6 +166,7 @@ def _root(value: Fraction, degree: int) -> Fraction:
         if degree == 2:
             root = math.isqrt(part)
         else:
+            # A guess from floats is enough, because the next line checks it.
             root = round(part ** (1 / degree)) if part < 2**200 else 0
         if root**degree != part:
             raise NoValue

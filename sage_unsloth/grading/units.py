@@ -1,8 +1,8 @@
-"""Units, counted things and number words: everything that may follow a number, by name.
+"""Units, counted things and number words: everything that may follow a number.
 
-A word that is not in these tables is no unit. (What a problem's own text counts is taken off before
-an answer is read: `mathematics.counted_words`.) A unit has an exact size in the base unit of its
-dimension, so `2.5 hours` is `2 hours 30 minutes`.
+Any other word is not a unit. (Words of the problem's own text are removed before an answer is read:
+`mathematics.counted_words`.) A unit has an exact size in the base unit of its dimension, so `2.5
+hours` is `2 hours 30 minutes`.
 """
 
 import re
@@ -119,6 +119,7 @@ _COUNTED = words_of("""
     layer node level state mode degree bit byte query comparison operation iteration cycle swap
     move
 """)
+# These are also functions or terms of mathematics.
 _SKIP = words_of("prime hat log loss multiple root factor cube square power")
 NOUNS = _COUNTED - _SKIP
 FILLERS = words_of("""
@@ -143,12 +144,12 @@ LABELS = words_of("""
 
 @dataclass(frozen=True)
 class Unit:
-    """What stands behind a number.
+    """The unit of a number.
 
     Attributes:
-        powers: (dimension, exponent) in order; nouns are dimensions of their own.
+        powers: (dimension, exponent), sorted; each noun is its own dimension.
         size: of one such unit in base units.
-        nouns: the words that are no physical unit.
+        nouns: the words that are not physical units.
     """
 
     powers: tuple[tuple[str, int], ...] = ()
@@ -170,16 +171,17 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 
 UNITS = _table()
 RATES = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmph": ("km", "h"), "kmh": ("km", "h")}
-"""Units that are a rate: of what, and in which time."""
+"""Units that are a rate: unit and unit of time."""
 GLUED = words_of("m g h L V W N J")
-"""Units of one letter that may stand right behind a number."""
+"""Units of one letter that may follow a number without a space."""
 
 
 def unit_of_word(word: str) -> tuple[str, Fraction] | None:
-    """(dimension, size) of one word, or None where it is neither a unit nor a counted thing."""
+    """(dimension, size) of one word, or None if it is neither a unit nor a counted thing."""
     if word in UNITS:
         return UNITS[word]
     lower = word.lower()
+    # Case matters in short units: mW and MW.
     if len(word) > 2 and lower in UNITS:
         return UNITS[lower]
     for noun in (lower, lower.removesuffix("s"), lower.removesuffix("es")):
@@ -207,7 +209,7 @@ _PARTS = {
 
 
 def number_in_words(words: str) -> Fraction | None:
-    """The number that English words say, `twenty-one`, `two thirds`; None for other words."""
+    """The value of English number words, `twenty-one`, `two thirds`; None for other words."""
     parts = [part for part in re.split(r"[\s-]+", words.lower().strip()) if part != "and"]
     if not parts or len(parts) > 12:
         return None
@@ -220,7 +222,7 @@ def number_in_words(words: str) -> Fraction | None:
         if share:
             return Fraction(_SMALL.get(parts[0], 1), share)
     total = group = 0
-    last = last_scale = 10**15  # what follows is smaller: hundreds, then tens, then ones
+    last = last_scale = 10**15  # each part must be smaller: hundreds, then tens, then ones
     for part in parts:
         if part in _SMALL:
             value = _SMALL[part]

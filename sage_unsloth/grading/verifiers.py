@@ -1,7 +1,6 @@
-"""Verifiers: what makes an answer right, by name, or as a function of one's own.
+"""Verifiers, by name or as a custom function; `docs/own_reward.md` has a table.
 
-The page `docs/own_reward.md` has a table of them. Every verifier is a `Checker`; what may hang or
-break is compared in the confined workers.
+Every verifier is a `Checker`. Comparisons that may hang or break run in the confined workers.
 """
 
 import inspect
@@ -38,17 +37,16 @@ _NOTHING = Verdict(Grade.UNPARSABLE, Kind.NONE)
 def get_verifier(
     expected: str | Checker | Callable[[str, str], Any], *, allow_unconfined: bool = False
 ) -> Checker:
-    """A verifier.
+    """The verifier of a name or function.
 
     Args:
         expected: a name of `VERIFIERS`; `number:TOLERANCE`; `module:function`, or the function
-            itself: (answer, gold) -> True or a score of 1 if it is right, None if it is no answer.
-        allow_unconfined: `python` runs programs also where the kernel cannot keep them from files,
+            itself: (answer, gold) -> True or a score of 1 if correct, None if it is not an answer.
+        allow_unconfined: `python` runs programs even if the kernel cannot keep them from files,
             network and processes.
 
     Raises:
-        ValueError: an unknown name, a package that is missing, or a function that cannot be
-            imported.
+        ValueError: an unknown name, a missing package, or a function that cannot be imported.
     """
     if isinstance(expected, Checker):
         return expected
@@ -178,7 +176,7 @@ _compiled = lru_cache(maxsize=1024)(re.compile)
 
 
 def compare_pattern(answer: str, gold: str) -> Verdict:
-    """Whether the whole answer matches the gold, a pattern; it may take for ever."""
+    """Whether the whole answer matches the pattern, which may take for ever."""
     return _verdict(re.fullmatch(gold, answer) is not None, Kind.PATTERN)
 
 
@@ -192,7 +190,7 @@ def _check_schema(answer: str | None, gold: str) -> Verdict | tuple[str, str]:
 
 
 def _json(text: str) -> Any:
-    """What JSON text holds; an exception's class, which is no JSON, for any other text."""
+    """The value of JSON text; the class ValueError for any other text."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)  # NaN and Infinity are Python's, not JSON's
@@ -200,11 +198,12 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError):
+        # None is JSON's null, so invalid JSON needs another mark.
         return ValueError
 
 
 def compare_schema(answer: str, gold: str) -> Verdict | None:
-    """Whether the answer is JSON that the gold, a schema, allows; None if the gold is no schema."""
+    """Whether the answer is JSON that the schema allows; None for an invalid schema."""
     import jsonschema
     from jsonschema.validators import validator_for
 
@@ -228,9 +227,10 @@ def _check_math_verify(answer: str | None, gold: str) -> Verdict | tuple[str, st
 
 
 def compare_math_verify(answer: str, gold: str) -> Verdict:
-    """What math-verify says of two texts, each as mathematics between dollars and as it is.
+    """math-verify's verdict on two texts, each read between dollars, then as it is.
 
-    Its own time limits are signals, which work on the main thread alone; the worker has others.
+    Its time limits are signals, which need the main thread, so they are off: the worker has its
+    own.
     """
     from math_verify import parse, verify
 
@@ -268,6 +268,7 @@ def _own(own: OwnFunction) -> Checker:
         version=own.digest,
         plainly=partial(_check_own, own.reference),
         compare="sage_unsloth.grading.verifiers:compare_own",
+        # The question that starts every worker imports the function.
         typical=(("", json.dumps({"import": own.reference})),),
         gold_is_answer=False,
     )
@@ -282,7 +283,7 @@ def _check_own(reference: str, answer: str | None, gold: str) -> Verdict | tuple
 
 
 def compare_own(answer: str, question: str) -> Verdict | None:
-    """What a function of one's own says; without a gold in the question it is imported only.
+    """The verdict of a custom function; a question without a gold only imports it.
 
     Raises:
         OwnCodeError: it raised, or its value is neither a truth value, a number nor None.
@@ -295,6 +296,7 @@ def compare_own(answer: str, question: str) -> Verdict | None:
         return None
     try:
         value = function(answer, requested["gold"])
+    # The worker asks again in a fresh child, which may have enough.
     except MemoryError:
         raise
     except Exception as error:
@@ -348,4 +350,4 @@ VERIFIERS: dict[str, Checker] = {
     "reasoning-gym": REASONING_GYM,
     "python": python_checker(),
 }
-"""name -> the verifier; "number" is exact, "python" refuses to run where it cannot be confined."""
+"""By name; "number" is exact, and "python" refuses to run where it cannot be confined."""

@@ -1,10 +1,9 @@
-"""One worker that runs a function of two texts, with limits on time and memory.
+"""A worker that runs a function of two texts, with limits on time and memory.
 
-The texts are a model's, so a worker is confined before it sees the first one (`confinement`): no
-network, no files to write, no further process, none of the caller's secrets. It is a plain
-subprocess that talks in lines of JSON (`worker_process`). A multiprocessing pool would import the
-caller's script again in each worker, PyTorch with it, and would break where the script has no
-`__main__` guard. Not for Windows.
+The texts come from a model, so a worker is confined before it sees the first one (`confinement`):
+no network, no files to write, no processes, no secrets. It is a plain subprocess that talks in
+lines of JSON (`worker_process`): a multiprocessing pool would import the caller's script again in
+each worker, with PyTorch, and would break without a `__main__` guard. Not for Windows.
 """
 
 import contextlib
@@ -23,11 +22,11 @@ from typing import Any
 from sage_unsloth.grading.confinement import allowed_environment
 from sage_unsloth.own_code import OwnCodeError
 
-QUESTIONS_PER_CHILD = 2_000  # then a fresh one, whatever it has kept
+QUESTIONS_PER_CHILD = 2_000  # then a fresh one, in case memory leaks
 START_LIMIT = 60.0  # seconds for a worker to import what its function needs, on a busy machine
 LONGEST_REPLY = 2**20  # bytes: a traceback at most
 PATIENCE = 3
-"""A limit in CPU seconds ends after so many times as long at the latest, on a busy machine."""
+"""A limit in CPU seconds is also one of this many times as long on the wall clock."""
 # The value of a question whose child was killed for its time, or died twice.
 LATE = object()
 
@@ -43,11 +42,11 @@ class Worker:
     """One worker, started by its first question.
 
     Attributes:
-        process: the process that forks the children which answer; None where none runs.
+        process: forks the children that answer; None if not running.
         pid: of the child that answers; None between two of them.
         kept_from: "namespace" and "landlock", where the kernel grants them (`confinement`); set by
             `start`.
-        deaths: how many children had to be killed, or died, over a question.
+        deaths: number of children that were killed or died over a question.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Worker:
         self._questions = self._replies = self._ready = -1  # file descriptors
 
     def start(self) -> None:
-        """Starts the process, after the end of the one before.
+        """Starts the process, after stopping the old one.
 
         Raises:
             RuntimeError: it is not ready within `START_LIMIT`.
@@ -98,7 +97,7 @@ class Worker:
             )
 
     def _await_child(self) -> bool:
-        """Waits until a child can be asked; whether there is one."""
+        """Waits for a child that can be asked; whether there is one."""
         line, deadline = b"", time.monotonic() + START_LIMIT
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
@@ -110,8 +109,7 @@ class Worker:
             line += part
         result = json.loads(line.splitlines()[-1])
         self.pid, self.kept_from, self._num_questions = result["pid"], tuple(result["kept_from"]), 0
-        # What the child before it has written; this one has not been asked yet.
-        # Otherwise the next question would get the reply to the last one.
+        # Drops what the last child wrote, or the next question would get the reply to an old one.
         while connection.wait([self._replies], 0) and os.read(self._replies, 65_536):
             pass
         return True
@@ -119,18 +117,18 @@ class Worker:
     def ask(self, question: tuple[str, str], cpu_limit: float | None = None) -> Any:
         """The function's value for two texts, or `LATE`.
 
-        A child may lack memory for what it is asked because of what it was asked before; a library
-        may then call a text unreadable. So the question is asked again in a fresh child where one
-        died over it, and where the value is None.
+        A child may lack memory because of earlier questions, and a library may then call a text
+        unreadable. So the question is repeated in a fresh child if one died, or if the value is
+        None.
 
         Args:
             question: the two texts.
-            cpu_limit: seconds that the child may compute, where the system tells; None for the
-                worker's own limit, which is of time.
+            cpu_limit: CPU seconds of the child, where the system reports them; None for the
+                worker's own time limit.
 
         Raises:
             RuntimeError: the worker cannot start, or the function raised.
-            OwnCodeError: a verifier of a user's own raised.
+            OwnCodeError: a custom verifier raised.
         """
         if self._num_questions >= QUESTIONS_PER_CHILD:
             self._end_child()
@@ -166,7 +164,7 @@ class Worker:
     def _ask_child(
         self, question: tuple[str, str], cpu_limit: float | None
     ) -> dict[str, Any] | None:
-        """The reply of the child that there is; {} if it came to none in time, None if it died."""
+        """The current child's reply; {} if there was none in time, None if it died."""
         runs = self.process is not None and self.process.poll() is None
         if not runs or (self.pid is None and not self._await_child()):
             self.start()
@@ -199,7 +197,7 @@ class Worker:
         return reply
 
     def _computed(self) -> float | None:
-        """CPU seconds of the child so far; None where the system does not tell."""
+        """CPU seconds of the child so far; None if the system does not report them."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:
@@ -209,14 +207,14 @@ class Worker:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def _cpu_left(self, cpu_limit: float | None, before: float | None) -> float:
-        """CPU seconds that are left of the limit; 0 where there is none, or nothing is known."""
+        """CPU seconds left; 0 without a limit or without a report."""
         now = self._computed()
         if cpu_limit is None or before is None or now is None:
             return 0.0
         return cpu_limit - (now - before)
 
     def _read_reply(self, deadline: float) -> dict[str, Any] | None:
-        """The next line; {} if the time is over or it is no reply, None if the child is gone."""
+        """The next line; {} if the time is over or it is not a reply, None if the child ended."""
         line = b""
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
@@ -232,20 +230,20 @@ class Worker:
                 self._end_child()
                 return {} if part else None
         with contextlib.suppress(ValueError):
-            # One before it is of a question that the child found in the pipe, and was asked again.
+            # An earlier line answers a question that was repeated.
             reply = json.loads(line.splitlines()[-1])
             return reply if isinstance(reply, dict) else {}
         return {}
 
     def _end_child(self) -> None:
-        """Ends the child, if one can be asked; the next one is forked meanwhile."""
+        """Kills the child, if one can be asked; the next is forked meanwhile."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.pid = None
 
     def stop(self) -> None:
-        """Kills the process and its child, if they run."""
+        """Kills the process and its child."""
         if self.process is None:
             return
         if self.process.poll() is None:

@@ -1,9 +1,9 @@
 """What runs in a grading worker.
 
-The worker's first process imports what the function needs, sees no text of a model, and forks the
-children that do, one after another: the next one is there some milliseconds after the one before
-was killed, has died or has grown. Importing anew would take half a second of a free processor each
-time, and so would let short answers that hang hold up a training step for minutes.
+Its first process imports what the function needs, sees no text of a model, and forks the children
+that do, one after another: a new one is ready milliseconds after the last was killed, died or grew.
+Importing again would take half a second each time, so short answers that hang could hold up a
+training step for minutes.
 """
 
 import gc
@@ -25,14 +25,12 @@ from sage_unsloth.grading.confinement import ENDED, confine, leave_network
 from sage_unsloth.own_code import OwnCodeError
 
 RESERVE = 2**26
-"""Bytes below its memory limit at which a child is taken to have reached it.
+"""A child counts as out of memory within this many bytes of its limit.
 
-A library that catches every exception catches MemoryError too, and then says that a text which it
-had no memory to read is no mathematics.
+A library that catches every exception catches MemoryError too, and then calls the text unreadable.
 """
 GROWTH = 2**26
-"""Bytes of memory by which a child may grow before another takes its place: math-verify keeps
-what it has seen."""
+"""Bytes by which a child may grow before it is replaced: math-verify caches without a bound."""
 
 
 def serve(
@@ -44,24 +42,23 @@ def serve(
 ) -> None:
     """What a worker process runs.
 
-    Lines of JSON: `[number, text, text]` in, and `{"number": ..., "value": ...}`, with "error" in
-    the place of "value" for a traceback and "told" beside it where the code is a user's, or
-    `{"refused": event}` out. A reply with "last" is the child's last one. A child that had too
-    little memory ends without a reply.
+    Lines of JSON: `[number, text, text]` in; out `{"number": ..., "value": ...}`, with "error"
+    instead of "value" for a traceback and also "told" for an error in a user's code, or
+    `{"refused": event}`. A reply with "last" is the child's last one. A child with too little
+    memory ends without a reply.
 
     Args:
         function: "module:name".
         time_limit: seconds; a child ends itself after about twice as many.
         memory_limit_gib: address space of a child.
-        typical: pairs that are compared before the first child is forked, so that no child has to
-            build what libraries keep: grammars, caches.
-        ready_pipe: file descriptor. Each child writes a line to it before its first question,
-            `{"pid": ..., "kept_from": [layers of confinement]}`, and closes it: what comes through
-            it was written before there was a text that could have been in the way.
+        typical: pairs that are compared before the first fork, so that children share caches.
+        ready_pipe: file descriptor. Each child writes `{"pid": ..., "kept_from": [layers of
+            confinement]}` to it before its first question, and closes it: no text of a model can
+            have forged that line.
     """
     memory_limit = int(memory_limit_gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    # A machine that shuts down sends it to all processes, while the caller still needs its grades;
+    # A machine that shuts down sends it to all processes while the caller still needs grades;
     # the worker ends with its pipe.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     kept_from = ["namespace"] if leave_network() else []
@@ -84,7 +81,7 @@ def serve(
 
 
 def _run_child(*arguments: Any) -> None:
-    """Runs `_answer` and ends the process: nothing may return into the loop that forks."""
+    """Runs `_answer` and ends the process, so that nothing returns into the forking loop."""
     status = 1
     try:
         _answer(*arguments)
@@ -108,7 +105,7 @@ def _answer(
     """Answers questions until standard input ends.
 
     Raises:
-        MemoryError: the last question needed more memory than there was, whoever caught it.
+        MemoryError: the last question needed too much memory, even if a library caught the error.
     """
 
     def reply(message: dict) -> None:
@@ -154,10 +151,10 @@ def _answer(
 
 
 def _peaks() -> tuple[int, int]:
-    """The most memory and the most address space that this process has had, bytes.
+    """Peak resident memory and peak address space of this process, in bytes.
 
-    Where the kernel does not tell the second, as on macOS, it is 0: there a MemoryError that a
-    library has caught goes unnoticed.
+    The second is 0 where the kernel does not report it (macOS); a MemoryError that a library
+    catches goes unnoticed there.
     """
     status = Path("/proc/self/status")
     if not status.exists():

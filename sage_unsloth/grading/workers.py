@@ -1,4 +1,4 @@
-"""Several workers behind one queue, and how long a batch of questions may hold them up."""
+"""Several workers that share one queue, and a limit on the time of a batch."""
 
 import logging
 import math
@@ -10,24 +10,24 @@ from typing import Any
 from sage_unsloth.grading.worker import LATE, Worker
 
 BATCH_LIMITS = 8
-"""A batch may lose so many time limits to questions that reach theirs (`Workers.ask`)."""
+"""Number of time limits that a batch may lose to questions that reach theirs (`Workers.ask`)."""
 QUICK, LEAST = 1 / 20, 0.1
-"""The first time limit of a question of a large batch: this part of the whole one at most, and this
-many seconds at least."""
-# The value of a question that reached the first limit when a batch had no time left for the whole.
+"""First time limit of a question in a large batch: at most this part of the full one, and at least
+this many seconds."""
+# The value of a question that reached the first limit, with no time left in the batch for the full.
 CUT_SHORT = object()
 
 logger = logging.getLogger(__name__)
 
 
 class Workers:
-    """Several workers behind one queue.
+    """Several workers that share one queue.
 
     Args:
         function: "module:name" of a function of two texts whose value is JSON; the worker imports
             it, and calls it with ("x", "x") before it is ready.
-        count: worker processes; they start with the first question that needs one.
-        time_limit: seconds for one question, after which the child that it was put to is killed.
+        count: processes, started by the first question that needs one.
+        time_limit: seconds for one question, after which its child is killed.
         memory_limit_gib: address space of one worker.
         typical: further questions, asked before the worker is ready.
     """
@@ -49,18 +49,18 @@ class Workers:
         self.time_limit = time_limit
 
     def ask(self, questions: Iterable[tuple[str, str]]) -> list[Any]:
-        r"""The values, in order; `LATE` or `CUT_SHORT` where a question has none.
+        """The values, in order; `LATE` or `CUT_SHORT` for a question without one.
 
-        Of n questions all are asked with a short limit of CPU time first, so that none waits behind
-        those that hang, and a busy machine makes none late:
+        All n questions are first asked with a short limit of CPU time, so that none waits for those
+        that hang, and a busy machine makes none late:
 
-            min(`QUICK` time limits, `BATCH_LIMITS` / 2 time limits * workers / n),
+            max(`LEAST`, min(`QUICK` time limits, `BATCH_LIMITS` / 2 time limits * workers / n))
+            seconds.
 
-        yet at least `LEAST` seconds. Those that reach it are asked again with the whole limit, in
-        order, until `BATCH_LIMITS` / 2 time limits of every worker went to questions that reach
-        this one too; the rest is `CUT_SHORT`. So questions that hang hold up a batch for about
-        `BATCH_LIMITS` time limits, and questions that come to an end are asked, however many they
-        are. A batch that is small enough is asked once, with the whole limit.
+        Those that reach it are asked again with the full limit, in order, until every worker has
+        spent `BATCH_LIMITS` / 2 time limits on late questions; the rest is `CUT_SHORT`. So hanging
+        questions delay a batch by about `BATCH_LIMITS` time limits, and every question that ends
+        gets its value. A small batch is asked once, with the full limit.
 
         Raises:
             RuntimeError: a worker cannot start, or the function raised.
@@ -94,7 +94,7 @@ class Workers:
     def _ask_all(
         self, questions: Sequence[tuple[str, str]], cpu_limit: float | None, most: float = math.inf
     ) -> list[Any]:
-        """The values, in order; `CUT_SHORT` once `most` seconds of workers went to late ones."""
+        """The values, in order; `CUT_SHORT` once late questions took `most` seconds of workers."""
         idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.all:
             idle.put(worker)
@@ -114,6 +114,6 @@ class Workers:
             return list(threads.map(ask, questions))
 
     def stop(self) -> None:
-        """Stops them; a later question would start them again."""
+        """Stops all; a later question starts them again."""
         for worker in self.all:
             worker.stop()

@@ -1,6 +1,6 @@
-r"""How an answer is written: characters, markup and leads that say nothing about its value.
+"""Spelling of answers: characters, markup and leads that do not change the value.
 
-Every rule here is one of `docs/grading.md`, with a case of what it must not accept.
+Every rule is in `docs/grading.md`, with a case that it must not accept.
 """
 
 import functools
@@ -44,7 +44,7 @@ _CHARACTERS = str.maketrans(
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-# Commands that say nothing, and those of which another says the same.
+# Commands without a meaning, and synonyms of others.
 _NOTHING = words_of("""
     left right middle big Big bigg Bigg bigl bigr bigm Bigl Bigr Bigm biggl biggr
     biggm Biggl Biggr Biggm
@@ -68,7 +68,7 @@ def _command(match: re.Match[str]) -> str:
     return _COMMANDS.get(match[1], match[0])
 
 
-# Each in turn; what comes out is the same mathematics in one spelling.
+# Applied in order; the result is the same mathematics in one spelling.
 _SPELLINGS = [
     (re.compile(pattern, re.ASCII), new)
     for pattern, new in (
@@ -131,7 +131,7 @@ _LEAD = re.compile(
 
 
 def unwrap(text: str) -> str:
-    """The text without what people put around an answer: dollars, bold, a box, a lead, a stop."""
+    """The text without dollars, bold, a box, a lead or a full stop around it."""
     text = text.strip()
     for _ in range(LAYERS):
         inner = text
@@ -150,7 +150,8 @@ def unwrap(text: str) -> str:
 
 
 def normalise_spelling(text: str) -> str | None:
-    """The text in one spelling, without markup; None if it is empty, too long, or unbalanced."""
+    """The text in one spelling, without markup; None if empty, too long or unbalanced."""
+    # "~~7~~" is struck out, "~7" is about 7: neither states 7.
     struck = "~~" in text or text.lstrip().startswith("~")
     if len(text) > LONGEST_ANSWER or text.count("{") > MOST_BRACES or struck:
         return None
@@ -162,6 +163,7 @@ def normalise_spelling(text: str) -> str | None:
     for pattern, new in _SPELLINGS:
         text = pattern.sub(new, text)
     text = unwrap(_SPACES.sub(" ", text))
+    # An odd dollar sign is a currency.
     if len(re.findall(r"(?<!\\)\$", text)) % 2 == 0:
         text = re.sub(r"(?<!\\)\$", " ", text)
     # A brace too many would close the box around the text; an inner box would be graded alone.
@@ -186,7 +188,7 @@ _BEGINNING = re.compile(
 
 
 def without_lead(text: str) -> str:
-    """An answer without words of `_LEAD_WORDS` before it: `the value is 7`, `It is an ellipse`."""
+    """An answer without leading words of `_LEADS`: `the value is 7`, `It is an ellipse`."""
     rest = text
     while (match := _BEGINNING.match(rest)) and (match["word"] or "so").lower() in _LEADS:
         inside = match.group().startswith(r"\text{") and "}" not in match.group()
@@ -220,7 +222,7 @@ _ELEMENTS = words_of("""
 
 
 def is_formula(text: str) -> bool:
-    """Whether a gold is a chemical formula, H_2O or NaCl, whose order and case count."""
+    """Whether a gold is a chemical formula (H_2O, NaCl), in which order and case matter."""
     if re.fullmatch(r"(?:[A-Z][a-z]?(?:_(?:\d|\{\d+\}))?){2,}", text) is None:
         return False
     capitals = len(text) > 2 and text.isalpha() and text.isupper()  # a name
@@ -228,7 +230,7 @@ def is_formula(text: str) -> bool:
 
 
 def as_text(text: str) -> str:
-    """The text for a comparison as text: white space counts between letters and digits alone."""
+    """The text in the form that is compared: white space counts only between letters and digits."""
     text = _SPACES.sub(" ", text.strip()).rstrip(".;!")
     if date := _DATE.fullmatch(text):
         return f"{(date['first'] or date['second']).lower()} {int(date['day'] or date['date'])}"
@@ -241,11 +243,12 @@ def as_text(text: str) -> str:
     return _LOOSE.sub("", clock[1] + clock[2] if clock else text)
 
 
-@functools.lru_cache(maxsize=1024)  # golds come again and again
+@functools.lru_cache(maxsize=1024)  # golds repeat
 def as_words(text: str) -> str | None:
-    r"""The words that the text is, in lower case and without an article; None if it is none.
+    r"""The words of a text, in lower case and without an article; None for other text.
 
-    Letters, hyphens, apostrophes and spaces, in `\text{}` or bare; bare, one of at least three.
+    Letters, hyphens, apostrophes and spaces, in `\text{}` or bare; if bare, one word has three
+    letters.
     """
     inside = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     inside = re.sub(r"""["“”]|(?<![a-z])'|'(?![a-z])|[!?]+$""", " ", inside)
@@ -253,6 +256,7 @@ def as_words(text: str) -> str | None:
     if not words or not all(_WORDS.fullmatch(word) for word in words):
         return None
     if r"\text" not in text:
+        # Bare "xy" or "abc" is a product of letters.
         short = max(map(len, words)) < 3 and words[-1].lower() not in ("no", "up")
         if short or all(len(word) == 1 or _PRODUCT.fullmatch(word) for word in words):
             return None

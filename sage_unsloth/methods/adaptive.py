@@ -1,9 +1,9 @@
-"""A guide whose strength is steered, as adaptive KL controllers steer β (Ziegler et al. 2019, arXiv
+"""A guide with an adaptive strength, as adaptive KL controllers adapt β (Ziegler et al. 2019, arXiv
 1909.08593, section 2.2).
 
-A fixed guide fades: entropy falls in training, and with it the share of tokens above Branch's
-threshold. Here log q is multiplied by a strength κ that is moved after each optimizer step so that
-a measured mean stays where it was set:
+The effect of a fixed guide fades: entropy falls in training, and with it the share of tokens above
+Branch's threshold. Here log q is multiplied by a strength κ that moves after each optimizer step so
+that a measured mean stays at its target:
 
     e = clip(1 − measured/target, −0.2, 0.2)
     κ ← clip(κ · (1 + gain · e), min_strength, max_strength)
@@ -24,33 +24,31 @@ from sage_unsloth.objective.signals import TokenSignals
 
 ERROR_MAX = 0.2
 KEPT = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
-"""What can be kept at its target, and the metric that measures it."""
+"""Quantity that can be kept at its target -> its metric."""
 
 
 @dataclass
 class AdaptiveGuide:
-    """log q_t = clip(κ · log q_t of `guide`, log q_min, log q_max), with κ steered towards the
-    target of `keeps`.
+    """log q_t = clip(κ · log q_t of `guide`, log q_min, log q_max), with κ adapted to a target.
 
     "log_guide" keeps the mean log q_t per token, so that the guide acts as much at the end of a run
-    as at its start. "entropy" keeps the policy's mean entropy, on the assumption that a stronger
-    guide holds entropy up, as Branch does; where that does not hold, κ runs into its bounds. Where
-    the guide touches no token at all, no κ brings it back: lower its threshold.
-
-    Raises:
-        TypeError: `guide` is none, or is steered itself.
-        ValueError: a setting out of range, or a guide whose mean log q is negative with
-            keeps="log_guide".
+    as at its start. "entropy" keeps the policy's mean entropy, which assumes that a stronger guide
+    raises entropy, as Branch does; otherwise κ runs into its bounds. If the guide touches no token
+    at all, no κ helps: lower its threshold.
 
     Attributes:
         guide: whose log q is scaled.
         target: of the mean, nats per token; positive.
         keeps: "log_guide" or "entropy".
-        gain: by how much of the error κ moves in one step; 0.1 is the reference's.
-        min_strength, max_strength: bounds of κ; 0 < min <= 1 <= max, as κ begins at 1.
+        gain: share of the error by which κ moves in one step; 0.1 as in the reference.
+        min_strength, max_strength: bounds of κ; 0 < min <= 1 <= max, as κ starts at 1.
         q_min, q_max: q_t is clipped to [q_min, q_max] after scaling.
-        strength: κ now. It is state, not setting: it counts neither in comparisons nor in what is
-            printed.
+        strength: the current κ: state, not a setting, so it is neither compared nor printed.
+
+    Raises:
+        TypeError: `guide` is not a guide, or has a state itself.
+        ValueError: a setting out of range, or a guide whose mean log q is negative with
+            keeps="log_guide".
     """
 
     guide: Guide
@@ -107,7 +105,7 @@ class AdaptiveGuide:
         max_steps: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log q_t, (B, T) float32, under the strength as it is now."""
+        """log q_t, (B, T) float32, with the current strength."""
         log_guide = self.guide.log_guide(
             signals, step=step, max_steps=max_steps, generator=generator
         )
@@ -115,9 +113,7 @@ class AdaptiveGuide:
         return clip_guide(self.strength * log_guide, signals.mask, self.q_min, self.q_max)
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Move κ by what the optimizer step measured; `metrics` are those of
-        `sage_unsloth.objective.guide_metrics`.
-        """
+        """Moves κ by the step's metrics (`objective.guide_metrics`)."""
         error = 1 - metrics[KEPT[self.keeps]] / self.target
         # One bad batch must not move the strength far: entropies jump when lengths do.
         error = min(max(error, -ERROR_MAX), ERROR_MAX)
@@ -126,9 +122,9 @@ class AdaptiveGuide:
         self.strength = min(max(moved, self.min_strength), self.max_strength)
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps; each value is logged as `sage/<name>` too."""
+        """The strength; logged as `sage/strength`."""
         return {"strength": self.strength}
 
     def restore(self, state: Mapping[str, float] | None) -> None:
-        """Continue from `state`, or begin at 1 with None."""
+        """Continues from `state`, or starts at 1 with None."""
         self.strength = 1.0 if state is None else float(state["strength"])

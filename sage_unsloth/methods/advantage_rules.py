@@ -1,12 +1,12 @@
-"""Rules for advantages by name: `"pkpo,k=4"`, or `"module:function"` for one of your own.
+"""Advantage rules by name: `"pkpo,k=4"`, or `"module:function"` for a custom one.
 
 A rule is a function of the rewards of P groups of G, (P, G) -> (P, G), see `group_advantages`. It
-may ask by the names of its keyword arguments for
+gets these if it has keyword arguments of their names:
 
     mean_logps       mean token log π_old of each completion, nats, (P, G)
-    step, max_steps  the optimizer step, and how many there are
+    step, max_steps  the optimizer step, and the number of steps
 
-and every other keyword argument is a setting of its own, with a default.
+Every other keyword argument is a setting, with a default.
 """
 
 import ast
@@ -35,9 +35,9 @@ RULES: dict[str, Callable[..., Tensor]] = {
     "f-grpo": group_advantages.f_grpo,
     "ucpo": group_advantages.ucpo,
 }
-"""Where "grpo" is the trainer's own, which nothing replaces."""
+"""By name; "grpo" is the trainer's own."""
 SIGNALS = ("mean_logps", "step", "max_steps")
-"""What a rule may ask the trainer for."""
+"""Keyword arguments that the trainer provides."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class AdvantageRule:
     """A rule with its settings.
 
     Attributes:
-        text: as it was named, "pkpo,k=4".
+        text: as named, "pkpo,k=4".
         function: of the rewards, see the module's docstring.
-        settings: keyword arguments of the function that were given.
+        settings: given keyword arguments of the function.
     """
 
     text: str
@@ -56,7 +56,7 @@ class AdvantageRule:
 
     @property
     def is_grpo(self) -> bool:
-        """Whether it is what the trainer does by itself."""
+        """Whether it is the trainer's own."""
         return self.function is group_advantages.grpo
 
     @property
@@ -66,15 +66,15 @@ class AdvantageRule:
 
     @property
     def needs(self) -> set[str]:
-        """Those of `SIGNALS` that the function asks for."""
+        """The `SIGNALS` that the function has arguments for."""
         return {*SIGNALS} & {*inspect.signature(self.function).parameters}
 
     def __call__(self, rewards: Tensor, **signals: Any) -> Tensor:
-        """The advantages, (P, G), of the rewards; `signals` are those that it `needs`, or more.
+        """The advantages of the rewards, (P, G); `signals` has at least those that it `needs`.
 
         Raises:
-            ValueError: a reward or a setting is not one that the rule takes, or a rule of your own
-                returned something else than finite advantages, (P, G).
+            ValueError: a reward or a setting that the rule does not support, or a custom rule that
+                did not return finite advantages, (P, G).
         """
         given = {name: signals[name] for name in self.needs}
         # A copy, since a rule of the user may write into it, and TRL logs the rewards afterwards.
@@ -90,11 +90,10 @@ class AdvantageRule:
     def teaches(self, rewards: Tensor, *, step: int = 0, max_steps: int = 1) -> Tensor:
         """Whether a group has an advantage that is not 0, bool (P,).
 
-        Completions count as differently likely, so that a rule that ranks them has ranks.
+        Completions get different likelihoods, so that a rule that ranks them has ranks.
 
         Args:
             rewards: (P, G).
-            step, max_steps: the optimizer step, and how many there are.
         """
         # Any different numbers do: whether a group teaches does not depend on which.
         ranks = -1.0 - torch.arange(rewards.shape[1], device=rewards.device).expand(rewards.shape)
@@ -102,10 +101,10 @@ class AdvantageRule:
         return (result != 0).any(1)
 
     def silent_counts(self, num_generations: int) -> list[int]:
-        """The numbers of right answers with which a group of that size teaches nothing.
+        """The numbers of correct answers for which all advantages of a group are 0.
 
         Raises:
-            ValueError: the rule does not take groups of that size.
+            ValueError: the rule does not support groups of that size.
         """
         numbers = torch.arange(num_generations)
         # Row c has c right answers.
@@ -116,17 +115,17 @@ class AdvantageRule:
 GRPO_RULE = AdvantageRule(GRPO, group_advantages.grpo)
 
 Rule = str | AdvantageRule | Callable[..., Tensor]
-"""What names a rule, see `advantage_rule`."""
+"""An argument of `advantage_rule`."""
 
 
 def advantage_rule(rule: Rule) -> AdvantageRule:
-    """The rule of that name, with the settings behind it.
+    """The rule of a name with settings.
 
     Args:
         rule: `"pkpo"`, `"pkpo,k=4,k_last=1"`, `"module:function,setting=1"`, or a function.
 
     Raises:
-        ValueError: no rule of that name, a setting that it does not have, or not NAME=VALUE.
+        ValueError: an unknown rule or setting, or not NAME=VALUE.
     """
     if isinstance(rule, AdvantageRule):
         return rule
@@ -150,16 +149,16 @@ def advantage_rule(rule: Rule) -> AdvantageRule:
 
 
 def check_rule(rule: Rule, num_generations: int, *, any_reward: bool = False) -> None:
-    """Raise where a rule cannot teach groups of that size, by what it does with them.
+    """Checks on examples that a rule can learn from groups of that size.
 
     Args:
         rule: see `advantage_rule`.
         num_generations: completions of a group.
-        any_reward: the rewards are not 0 and 1 alone.
+        any_reward: rewards may differ from 0 and 1.
 
     Raises:
-        ValueError: see `advantage_rule`; a setting that groups of `num_generations` do not allow;
-            or every number of right answers leaves all advantages 0.
+        ValueError: see `advantage_rule`; a setting that the group size does not allow; or all
+            advantages are always 0.
     """
     rule = advantage_rule(rule)
     if len(rule.silent_counts(num_generations)) == num_generations + 1:
@@ -198,12 +197,12 @@ def rule_settings(texts: Iterable[str], known: Collection[str], rule: str) -> di
     """`["k=4"]` as keyword arguments of a rule's function.
 
     Args:
-        texts: what stands behind the rule's name.
+        texts: the settings after the rule's name.
         known: names of its settings.
-        rule: what to call it in a message.
+        rule: its name in a message.
 
     Raises:
-        ValueError: not NAME=VALUE, no such setting, or not a number.
+        ValueError: not NAME=VALUE, an unknown setting, or not a number.
     """
     settings: dict[str, Any] = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""What a trainer and its reward functions log of a rollout batch, when part of it is replaced."""
+"""What a trainer and its reward functions log of a rollout batch, if part of it is replaced."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -22,19 +22,17 @@ def completion_lengths(trainer: Any, completion_ids: list[list[int]]) -> dict[st
 
 @runtime_checkable
 class KeepsLastBatch(Protocol):
-    """A reward function that keeps and counts what it graded, as `grading.SolutionReward` does."""
+    """A reward function that records and counts what it graded, as `grading.SolutionReward`."""
 
     last_batch: list[dict]
 
     def forget(self, dropped: Sequence[dict], batch: list[dict]) -> None:
-        """Take `dropped` out of the counts; `batch` becomes `last_batch`."""
+        """Removes `dropped` from the counts; `batch` becomes `last_batch`."""
         ...
 
 
 class RewardLogs:
-    """What reward functions keep of the completions they graded last, until it is known which are
-    trained on.
-    """
+    """Records of the graded completions, until it is known which are trained on."""
 
     def __init__(self, trainer: Any) -> None:
         self.columns = getattr(trainer, names.EXTRA_LOGS)
@@ -46,7 +44,7 @@ class RewardLogs:
         self.dropped: list[list[dict]] = [[] for _ in self.solutions]
 
     def put(self, places: list[int], new: "RewardLogs") -> None:
-        """Put those of `new` in these places."""
+        """Puts the records of `new` in these places."""
         for name in new.extra.keys() - self.extra.keys():
             # A reward function may log a column for some completions only.
             self.extra[name] = [None] * (max(places) + 1)
@@ -58,14 +56,14 @@ class RewardLogs:
             insert_values(graded, places, of_new)
 
     def keep(self) -> None:
-        """Hand back to trainer and reward functions what is left."""
+        """Returns the remaining records to trainer and reward functions."""
         self.columns.update(self.extra)
         for reward, graded, dropped in zip(self.solutions, self.graded, self.dropped, strict=True):
             reward.forget(dropped, graded)
 
 
 def insert_values(values: list | None, places: list[int], new: list | None) -> None:
-    """Put the values of `new` in these places; None is a list that does not exist."""
+    """Puts the values of `new` in these places; None is a list that does not exist."""
     if values is not None:
         for place, value in zip(places, new or [], strict=True):
             values[place] = value

@@ -1,6 +1,6 @@
-"""What may not be chosen together: guide, β, KL penalty, credit and teacher, judged in one place.
+"""Which guide, β, KL penalty, credit and teacher can be combined, checked in one place.
 
-Called where these are chosen (an algorithm, a config, a command's settings) and once more when
+Called where these are chosen (an algorithm, a config, the options of a command) and again when
 training begins, so that a contradiction is an error before data or models are loaded.
 """
 
@@ -13,11 +13,11 @@ from sage_unsloth.patch.choice import Choice
 
 CREDITS = ("token", "sequence")
 REVERSE_KL_ESTIMATORS = ("k3-is", "k2")
-"""Those whose expected gradient is the reverse KL's, which `credit="sequence"` completes."""
+"""Their expected gradient is the reverse KL's, which `credit="sequence"` completes."""
 KL_PLACES = ("loss", "reward")
-"""Where the KL to π_ref is: a penalty in the loss at each token, or a part of the reward."""
+"""The KL to π_ref is a penalty in the loss at each token, or a part of the reward."""
 UNDECIDED: Final = object()
-"""In the place of a teacher that is chosen later."""
+"""For a teacher that is chosen later."""
 
 
 def check_choices(
@@ -29,16 +29,13 @@ def check_choices(
     kl_in: str = "loss",
     teacher: Any = UNDECIDED,
 ) -> None:
-    """Raise where the parts of an objective contradict each other.
+    """Raises if the parts of an objective contradict each other.
 
     Args:
-        guide: shapes the KL anchor; None is q = 1.
-        beta: KL coefficient β.
         kl_estimator: one of `penalties.KL_ESTIMATORS`.
         credit: one of `CREDITS`.
         kl_in: one of `KL_PLACES`.
-        teacher: what a guide that needs "teacher_logps" reads, None for none; `UNDECIDED` leaves it
-            to a later call.
+        teacher: for a guide that needs "teacher_logps", or None; `UNDECIDED` skips this check.
 
     Raises:
         TypeError: `guide` is not a guide.
@@ -55,7 +52,7 @@ def check_choices(
 
 
 def check_places(credit: str, kl_in: str) -> None:
-    """Raise ValueError unless these are known."""
+    """Raises ValueError for an unknown credit or place of the KL."""
     if credit not in CREDITS:
         raise ValueError(f"credit must be one of {CREDITS}, got {credit!r}")
     if kl_in not in KL_PLACES:
@@ -107,7 +104,7 @@ def _check_kl_in(
 
 
 def check_together(trainer: Any, choice: Choice) -> None:
-    """The same of the methods that are open around a `guided_kl`."""
+    """`check_choices` for the methods that are open around a `guided_kl`."""
     check_choices(
         guide=choice.guide,
         beta=trainer.beta,

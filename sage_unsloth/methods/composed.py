@@ -1,4 +1,4 @@
-"""A run's plain settings as one context: `guided_kl` with the methods around it."""
+"""The settings of a run as one context: `guided_kl` with the methods around it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,15 +35,14 @@ def with_methods(
     max_resamples: int = 0,
     **options: Any,
 ) -> Iterator[None]:
-    """Within this context, the trainer trains as these settings say.
+    """Within this context, the trainer trains with these settings.
 
         with with_methods(trainer, guide, advantages="pkpo,k=4", kl_estimator="k2"):
             trainer.train()
 
-    Each setting at its default opens nothing.
+    A setting at its default opens nothing.
 
     Args:
-        trainer, guide: as for `guided_kl`.
         advantages: as for `advantages_by`.
         token_advantages: as for `token_advantages_by`.
         kl_estimator, k3_bounded: as for `kl_penalty`.
@@ -51,7 +50,7 @@ def with_methods(
         kl_in: "loss", or "reward" (`kl_in_reward`).
         rehearsal, rehearsal_coef, stored: as for `rehearsed`.
         max_resamples: as for `dynamic_sampling`.
-        options: as for `guided_kl`: teacher, shape, log_entropy, resume_with_changes.
+        options: further arguments of `guided_kl`.
 
     Raises:
         ValueError: an unknown setting, or settings that contradict each other or the trainer.

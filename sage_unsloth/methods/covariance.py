@@ -1,12 +1,12 @@
 """Token advantages by their covariance with the log-probability: Clip-Cov and KL-Cov.
 
-To first order a step of the policy gradient lowers the entropy by the covariance of advantage and
+To first order a policy gradient step lowers the entropy by the covariance of advantage and
 log-probability (arXiv 2505.22617), and few tokens carry most of it. For the valid tokens of a
 micro-batch, with means over them:
 
     cov_t = (A_t − mean A)(log π(y_t) − mean log π)
 
-Both rules are functions as `shape` of `guided_kl` takes them, and leave the KL term alone.
+Both rules are functions for `shape` of `guided_kl` and do not change the KL term.
 """
 
 import math
@@ -18,7 +18,7 @@ from sage_unsloth.objective.signals import TokenSignals
 
 
 def covariance(logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """cov_t of the module's docstring, (B, T), 0 outside the mask.
+    """cov_t, (B, T), 0 outside the mask.
 
     Args:
         logps: log π(y_t | s_t), nats, (B, T).
@@ -46,16 +46,14 @@ def clip_cov(
     low: float = 1.0,
     high: float = 5.0,
 ) -> Tensor:
-    """Clip-Cov: advantage 0 for tokens drawn at random among those with low < cov_t < high.
+    """Clip-Cov: advantage 0 for randomly chosen tokens with low < cov_t < high.
 
-    As its code has it, and unlike its equation, which drops the tokens of the highest covariance.
-    At least one token of a micro-batch is dropped, if any lies in the band. The code also skips
-    tokens that the clip of the importance ratio holds; here they may be drawn.
+    This follows the paper's code; its equation drops the tokens of the highest covariance. At least
+    one token of a micro-batch is dropped if any lies in the band. The code also skips tokens at the
+    clip of the importance ratio; here they may be chosen.
 
     Args:
-        signals: of the micro-batch.
         advantages: (B,) or (B, T).
-        generator: of the draw.
         share: of the valid tokens.
         low, high: the band, in units of advantage times nats.
 
@@ -63,7 +61,7 @@ def clip_cov(
         (B, T).
 
     Raises:
-        ValueError: `share` is not in (0, 1], or the band is empty by its limits.
+        ValueError: `share` is not in (0, 1], or low >= high.
     """
     _check_share(share, "clip-cov")
     if not low < high:
@@ -72,7 +70,7 @@ def clip_cov(
         )
     cov = covariance(signals.policy_logps, advantages, signals.mask)
     band = ((cov > low) & (cov < high) & signals.mask.bool()).flatten().nonzero().squeeze(1)
-    # On the generator's device, so that a resumed run on another card drops the same tokens.
+    # On the generator's device, so that a resumed run on another GPU drops the same tokens.
     order = torch.randperm(len(band), generator=generator).to(band.device)
     return _place_values(advantages, signals.mask, band[order[: _count(share, signals.mask)]], 0.0)
 
@@ -88,19 +86,18 @@ def kl_cov(
     """KL-Cov: the penalty coef · |log π − log π_old| on the share of tokens with the highest cov_t.
 
     The gradient of −ρ_t A_t + coef · |log ρ_t| is that of −ρ_t (A_t − coef · sign(log ρ_t) / ρ_t),
-    so the penalty is a change of the advantage. Its code does not clip ρ: give the trainer a wide
-    `epsilon` and `epsilon_high` for that. In the first update of a rollout batch ρ is 1 and nothing
-    changes, so it needs several updates a batch. Nor where all advantages are equal.
+    so the penalty is a change of the advantage. The paper's code does not clip ρ: give the trainer
+    a wide `epsilon` and `epsilon_high` for that. In the first update of a rollout batch ρ is 1 and
+    nothing changes, so several updates a batch are needed. Equal advantages do not change either.
 
     Args:
-        signals: of the micro-batch.
         advantages: (B,) or (B, T).
         old_logps: log π_old(y_t | s_t), nats, (B, T); None in the first update.
         share: of the valid tokens.
         coef: weight of the penalty.
 
     Returns:
-        (B, T), or the advantages as they are in the first update.
+        (B, T), or the unchanged advantages in the first update.
 
     Raises:
         ValueError: `share` is not in (0, 1], or `coef` is negative.
@@ -132,19 +129,19 @@ def _check_share(share: float, name: str) -> None:
 
 
 def _count(share: float, mask: Tensor) -> int:
-    """How many of the valid tokens a share is, one at least."""
+    """Number of valid tokens in a share, at least one."""
     return max(int(share * int(mask.bool().sum())), 1)
 
 
 def _wide(advantages: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) of (B,) or (B, T)."""
+    """(B,) or (B, T) as (B, T)."""
     return advantages.unsqueeze(1).expand(mask.shape) if advantages.dim() == 1 else advantages
 
 
 def _place_values(
     advantages: Tensor, mask: Tensor, places: Tensor, values: float | Tensor
 ) -> Tensor:
-    """The advantages as (B, T), with other values at some places of the flattened tensor."""
+    """The advantages as (B, T), with other values at places of the flattened tensor."""
     result = _wide(advantages, mask).clone().flatten()
     result[places] = values
     return result.reshape(mask.shape)

@@ -1,4 +1,4 @@
-"""Sequence credit: what the tokens after y_t add to its advantage under Eq. 6."""
+"""Sequence credit: what later tokens add to the advantage of y_t under Eq. 6."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,19 +17,17 @@ from sage_unsloth.patch.choice import Choice, Method, method_added
 
 @contextmanager
 def credit_sequences(trainer: Any) -> Iterator[None]:
-    """Within this context, a `guided_kl` of the trainer follows Eq. 6: each token's advantage
-    includes the guide and the KL of the tokens after it.
+    """Within this context, a `guided_kl` of the trainer follows Eq. 6.
+
+    Each token's advantage then includes the guide and the KL of the tokens after it.
 
         with kl_penalty(trainer, "k2"), credit_sequences(trainer), guided_kl(trainer, guide):
             trainer.train()
 
     It needs a penalty with the reverse KL's gradient, token-level importance ratios, and all
-    completions of a prompt in one micro-batch. TRL's advantages are multiplied by n/(n − 1)
-    (`leave_one_out`). Logged is `sage/credit_abs`, the mean over tokens of the credit's size, in
-    units of reward.
-
-    Args:
-        trainer: as for `guided_kl`, which raises where these are not so.
+    completions of a prompt in one micro-batch; `guided_kl` raises otherwise. TRL's advantages are
+    multiplied by n/(n − 1) (`leave_one_out`). `sage/credit_abs` is the token mean of the credit's
+    size, in units of reward.
     """
     beta = trainer.beta
 
@@ -66,9 +64,7 @@ def credit_sequences(trainer: Any) -> Iterator[None]:
 
 
 def _check_trainer(trainer: Any, choice: Choice) -> None:
-    """Sequence credit compares the completions of a prompt, so they must meet in one
-    micro-batch.
-    """
+    """Checks that all completions of a prompt are in one micro-batch, to be compared."""
     check_together(trainer, choice)
     args = trainer.args
     if args.per_device_train_batch_size % trainer.num_generations:
@@ -112,23 +108,23 @@ def sequence_credit(
     """What the tokens after y_t add to its advantage, so that the update follows Eq. 6.
 
     The gradient of E_π[r − β Σ_t log(π/(q·π_ref))] with q held constant gives y_t the return r and,
-    with −β, the sum of the later log-ratios; a per-token penalty with the reverse KL's gradient
-    holds the states fixed and gives it only its own. This is the rest, for completion i of a
-    prompt:
+    with −β, the sum of the later log-ratios. A per-token penalty with the reverse KL's gradient
+    holds the states fixed and gives y_t only its own log-ratio. This is the rest, for completion i
+    of a prompt:
 
         c_t = log q_t − k3(π_ref(y_t)/π(y_t))                          what y_t earns
         R_t = β Σ_{t' > t} c_t',    N_t = number of tokens after y_t
         result = (R_t − mean_j R_t) − β m (N_t − mean_j N_t)
 
-    with means over the prompt's other completions j (R_t and N_t are 0 where j has ended) and m
-    their mean log q per token. k3 to π_ref itself stands for log(π/π_ref): the same expectation,
-    less variance. The term with m takes away what a completion would earn by length alone: Π_t q_t
-    of Branch grows with every branch point, so that Eq. 4 prefers long completions. The optimum is
-    π_ref · Π_t (q_t/e^m) · exp(r/β) instead, which is Eq. 4 among completions of one length. All
-    means leave completion i itself out, so none biases its gradient.
+    with means over the prompt's other completions j (R_t and N_t are 0 after the end of j) and m
+    their mean log q per token. k3 to π_ref replaces log(π/π_ref): the same expectation, less
+    variance. The term with m removes what a completion would earn by length alone: Π_t q_t of
+    Branch grows with every branch point, so Eq. 4 prefers long completions. The optimum is π_ref ·
+    Π_t (q_t/e^m) · exp(r/β) instead, which is Eq. 4 among completions of one length. All means
+    exclude completion i itself, so none biases its gradient.
 
     Args:
-        per_token_logps: log π(y_t | s_t), (B, T); used without its gradient.
+        per_token_logps: log π(y_t | s_t), (B, T); its gradient is not used.
         ref_per_token_logps: log π_ref(y_t | s_t), (B, T).
         completion_mask: 1 for the tokens of the completion, (B, T).
         groups: a number for each completion, equal for those of one prompt, (B,).
@@ -140,7 +136,7 @@ def sequence_credit(
         `leave_one_out(advantages)`.
 
     Raises:
-        ValueError: a prompt has a single completion, so that there is nothing to compare it with.
+        ValueError: a prompt has a single completion.
     """
     with torch.no_grad(), torch.autocast(per_token_logps.device.type, enabled=False):
         return _sequence_credit(
@@ -156,9 +152,7 @@ def _sequence_credit(
     beta: float,
     log_guide: Tensor | None,
 ) -> Tensor:
-    """In float32 at least: under autocast the sums over completions would be products of 16
-    bits.
-    """
+    """In float32 at least: under autocast sums over completions would be 16-bit products."""
     dtype = torch.promote_types(per_token_logps.dtype, torch.float32)
     per_token_logps, ref_per_token_logps = per_token_logps.to(dtype), ref_per_token_logps.to(dtype)
     valid = completion_mask.bool()
@@ -188,11 +182,10 @@ def _sum_of_later(values: Tensor) -> Tensor:
 
 
 def leave_one_out(advantages: Tensor, groups: Tensor) -> Tensor:
-    """A · n/(n − 1): TRL's A = r − mean over all n completions becomes r − mean over the n − 1
-    others, (B,) or (B, T).
+    """A · n/(n − 1): TRL's baseline, the mean of all n, becomes the mean of the n − 1 others.
 
-    With the completion's own reward in its baseline the policy gradient is (n − 1)/n of what it
-    should be, and reward and KL would be weighed otherwise than in Eq. 6.
+    For (B,) or (B, T). With the completion's own reward in its baseline the policy gradient is (n −
+    1)/n of its value, so reward and KL would have other weights than in Eq. 6.
     """
     others = _others(groups).sum(-1).to(advantages.dtype)
     factor = (others + 1) / others
@@ -220,16 +213,15 @@ def with_sequence_credit(
     log_guide: Tensor | None,
     own_baseline: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The advantages under credit="sequence", (B, T), and the credit in them, (B, T).
+    """The advantages for credit="sequence", (B, T), and the credit in them, (B, T).
 
     Args:
-        advantages: TRL's, whose baseline is the mean over all completions of a prompt, (B,) or
-            (B, T).
+        advantages: TRL's, whose baseline is the mean over all completions of a prompt, (B,) or (B,
+            T).
         groups: a number for each completion, equal for those of one prompt, (B,).
-        beta: KL coefficient β.
         log_guide: log q_t, (B, T); None is q = 1.
-        own_baseline: the advantages are those of a rule with a baseline of its own
-            (`group_advantages`), and stay as they are.
+        own_baseline: the advantages come from a rule with its own baseline (`group_advantages`) and
+            are not rescaled.
 
     Raises:
         ValueError: a prompt has a single completion in the batch, or the signals no reference.

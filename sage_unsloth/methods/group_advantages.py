@@ -1,14 +1,13 @@
-"""Advantages from the rewards of a group, in the place of GRPO's centring and division.
+"""Advantages from the rewards of a group, instead of GRPO's centring and division.
 
 Each function takes the rewards of P prompts with G completions each and returns their advantages,
-(P, G). A loss that is a mean over completions then has the gradient mean_i A_i ∇log π(y_i), whose
-expectation is said for each rule, with p the probability of a right answer. Throughout, c is the
-number of right completions of a group, r̄ = c/G its mean reward, and C(n, k) the binomial
-coefficient, 0 where it does not exist. A reward that is nan (a completion that nothing graded) is
-left out of its group, and its advantage is 0.
+(P, G). A loss that is a mean over completions then has the gradient mean_i A_i ∇log π(y_i). Each
+rule states its expectation, with p the probability of a correct answer. Throughout, c is the number
+of correct completions of a group, r̄ = c/G its mean reward, and C(n, k) the binomial coefficient, 0
+if undefined. A nan reward (a completion that nothing graded) is left out of its group, and its
+advantage is 0.
 
-What a rule does at every group size is checked by enumeration in
-tests/objective/test_group_advantages.py.
+tests/objective/test_group_advantages.py checks each rule at every group size by enumeration.
 """
 
 from collections.abc import Callable
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor
 
 GRPO_EPSILON = 1e-4
-"""What TRL adds to the standard deviation of a group."""
+"""TRL's addition to the standard deviation of a group."""
 
 
 def grpo(rewards: Tensor) -> Tensor:
-    """(r − r̄) / (σ + 1e-4), as TRL has it under scale_rewards="group".
+    """(r − r̄) / (σ + 1e-4), TRL's rule for scale_rewards="group".
 
     σ has G − 1 in its denominator. For rewards of 0 and 1 and G → ∞ it ascends 2·arcsin√p.
 
@@ -37,14 +36,10 @@ def maxrl(rewards: Tensor) -> Tensor:
 
     It ascends log p truncated at order G − 1: the gradient is Σ_{j<G−1} (1−p)^j ∇p, of which GRPO
     without division has the first term. The paper's estimator without a baseline has order G; the
-    code divides what the group's mean is taken from, which costs one. Groups that are all wrong or
-    all right have advantage 0.
+    code's baseline costs one order. Groups that are all wrong or all correct have advantage 0.
 
     Args:
-        rewards: 0 or 1, (P, G).
-
-    Raises:
-        ValueError: a reward is neither.
+        rewards: 0 or 1, (P, G); ValueError otherwise.
     """
 
     def weights(n: int, c: int) -> tuple[float, float]:
@@ -55,30 +50,27 @@ def maxrl(rewards: Tensor) -> Tensor:
 
 
 def nsr(rewards: Tensor) -> Tensor:
-    """Right 0, wrong −1: negative sample reinforcement (arXiv 2506.01347).
+    """Correct 0, wrong −1: negative sample reinforcement (arXiv 2506.01347).
 
     The gradient is ∇p, that of REINFORCE, from the wrong completions alone: a group that is all
-    wrong teaches, one that is all right does not. The code drops right completions from the batch,
-    so its scale is per wrong token; here they keep their place in the normaliser. The published
-    runs left an entropy bonus of .001 on.
+    wrong has a signal, one that is all correct has none. The code drops correct completions from
+    the batch, so its scale is per wrong token; here they stay in the normaliser. The published runs
+    had an entropy bonus of .001.
 
     Args:
-        rewards: 0 or 1, (P, G).
-
-    Raises:
-        ValueError: a reward is neither.
+        rewards: 0 or 1, (P, G); ValueError otherwise.
     """
     return _by_count(rewards, "nsr", lambda n, c: (0.0, -1.0))
 
 
 def w_reinforce(rewards: Tensor, *, weight: float = 0.1) -> Tensor:
-    """Right λ, wrong −1: W-REINFORCE (arXiv 2506.01347).
+    """Correct λ, wrong −1: W-REINFORCE (arXiv 2506.01347).
 
-    The gradient is (1 + λ) ∇p. Every group teaches.
+    The gradient is (1 + λ) ∇p. Every group has a signal.
 
     Args:
         rewards: 0 or 1, (P, G).
-        weight: λ, of right completions.
+        weight: λ, of correct completions.
 
     Raises:
         ValueError: a reward is neither 0 nor 1, or the weight is negative.
@@ -96,19 +88,17 @@ def pkpo(
     step: int = 0,
     max_steps: int = 1,
 ) -> Tensor:
-    """Right k·C(G−c, k−1)/C(G−1, k−1), wrong 0: PKPO with the baseline loo-1 (arXiv 2505.15201,
-    eq. 33).
+    """Correct k·C(G−c, k−1)/C(G−1, k−1), wrong 0: PKPO (arXiv 2505.15201, eq. 33, loo-1).
 
     The gradient is that of pass@k, ∇(1 − (1−p)^k), at every G ≥ k. The paper's weights are a sum
     over the group; these are G times as large, for a mean. Groups that are all wrong have advantage
-    0, and so have those with more than G − k + 1 right. The paper anneals k and does not say how in
-    what we read; here k goes from `k` to `k_last` in a straight line over training, rounded.
+    0, and so have those with more than G − k + 1 correct. The paper anneals k without saying how;
+    here k goes linearly from `k` to `k_last` over training, rounded.
 
     Args:
         rewards: 0 or 1, (P, G).
         k: of pass@k, 1 to G; 1 is REINFORCE without a baseline. None is half of G.
-        k_last: of the last step; None keeps k.
-        step, max_steps: optimizer step, and how many there are.
+        k_last: at the last step; None keeps k.
 
     Raises:
         ValueError: a reward is neither 0 nor 1, or a k is out of range.
@@ -128,12 +118,12 @@ def pkpo(
 def maxpo(rewards: Tensor, *, k: int | None = None) -> Tensor:
     """pass@k's gradient with advantages that sum to 0: MaxPO (arXiv 2606.06080).
 
-        right  k·[C(G−c, k−1)/C(G−1, k−1) − (c−1)/(G−1) · C(G−c, k−1)/C(G−2, k−1)]
-        wrong  −k · c/(G−1) · C(G−c−1, k−1)/C(G−2, k−1)
+        correct  k·[C(G−c, k−1)/C(G−1, k−1) − (c−1)/(G−1) · C(G−c, k−1)/C(G−2, k−1)]
+        wrong    −k · c/(G−1) · C(G−c−1, k−1)/C(G−2, k−1)
 
     The gradient is ∇(1 − (1−p)^k) at every G > k, as PKPO's, with a baseline for wrong completions
-    too. Derived here from the paper's description (centred, unbiased); its code was not seen.
-    Groups that are all wrong, and those in which fewer than k are wrong, have advantage 0.
+    too. Derived here from the paper's description (centred, unbiased), without its code. Groups
+    that are all wrong, and those with fewer than k wrong, have advantage 0.
 
     Args:
         rewards: 0 or 1, (P, G).
@@ -161,11 +151,11 @@ def pass_at_k(rewards: Tensor, *, k: int | None = None) -> Tensor:
     """Pass@k Training (arXiv 2508.10751, code): GRPO over all C(G, k) subsets of a group.
 
         R̄ = 1 − C(G−c, k)/C(G, k),   σ = √(R̄(1−R̄))
-        right (1 − R̄)/(σ + 1e-6),    wrong (1 − R̄ − C(G−c−1, k−1)/C(G−1, k−1))/(σ + 1e-6)
+        correct (1 − R̄)/(σ + 1e-6),  wrong (1 − R̄ − C(G−c−1, k−1)/C(G−1, k−1))/(σ + 1e-6)
 
     For G → ∞ it ascends (2/k)·arcsin√pass@k, from which it is far at small G; without the division
-    the gradient is (1/k − 1/G)·∇pass@k. A group in which fewer than k are wrong, c ≥ G − k + 1,
-    has advantage 0, and so has one that is all wrong: k = G would teach nothing at all.
+    the gradient is (1/k − 1/G)·∇pass@k. A group with fewer than k wrong, c ≥ G − k + 1, has
+    advantage 0, and so has one that is all wrong: with k = G no group has a signal.
 
     Args:
         rewards: 0 or 1, (P, G).
@@ -193,16 +183,13 @@ def pass_at_k(rewards: Tensor, *, k: int | None = None) -> Tensor:
 def rs_grpo(rewards: Tensor, *, beta: float = 2.0) -> Tensor:
     """(e^{βr} / mean e^{βr} − 1) / β: RS-GRPO (arXiv 2509.24261, code).
 
-    For G → ∞ it ascends (1/β)·log E e^{βr}, between the mean reward (β → 0) and the largest. Of
-    rewards of 0 and 1 it is MaxRL's with 1/(e^β − 1) in the place of 1e-6, over β. Groups of equal
+    For G → ∞ it ascends (1/β)·log E e^{βr}, between the mean reward (β → 0) and the largest. For
+    rewards of 0 and 1 it is MaxRL's with 1/(e^β − 1) instead of 1e-6, over β. Groups of equal
     rewards have advantage 0.
 
     Args:
         rewards: any numbers, (P, G).
-        beta: β > 0, the risk sought; not the KL coefficient.
-
-    Raises:
-        ValueError: β is not positive.
+        beta: β > 0, the risk sought; not the KL coefficient. ValueError otherwise.
     """
     if not beta > 0:
         raise ValueError(f"beta must be > 0 for advantages='rs-grpo', got {beta}")
@@ -220,18 +207,15 @@ def rs_grpo(rewards: Tensor, *, beta: float = 2.0) -> Tensor:
 def unlikeliness(rewards: Tensor, *, mean_logps: Tensor, weight: float = 0.25) -> Tensor:
     """GRPO of r·(1 − w·rank/G), rank 0 the least likely of the group (arXiv 2506.02355, code).
 
-    Likelihood is the mean of log π_old over the completion's tokens; ranks run over right and wrong
-    completions alike, so an unlikely right one earns up to 1/(1 − w) as much as a likely one. In a
-    group that is all right the ranks alone would be divided by their own deviation, so it gets
-    advantage 0, as the published script drops it.
+    Likelihood is the mean log π_old of the completion's tokens. Ranks include correct and wrong
+    completions, so an unlikely correct one earns up to 1/(1 − w) as much as a likely one. In a
+    group that is all correct the ranks alone would be divided by their own deviation, so it has
+    advantage 0; the published script drops it.
 
     Args:
         rewards: any numbers, (P, G).
         mean_logps: mean token log π_old, nats, (P, G).
-        weight: w in [0, 1]; 0 is GRPO.
-
-    Raises:
-        ValueError: the weight is out of range.
+        weight: w in [0, 1]; 0 is GRPO. ValueError otherwise.
     """
     if not 0 <= weight <= 1:
         raise ValueError(f"weight must be in [0, 1] for advantages='unlikeliness', got {weight}")
@@ -247,7 +231,7 @@ def unlikeliness(rewards: Tensor, *, mean_logps: Tensor, weight: float = 0.25) -
 
 
 def f_grpo(rewards: Tensor, *, gamma: float = 0.5) -> Tensor:
-    """GRPO times (1 − r̄)^γ: F-GRPO (arXiv 2602.06717), a gate on problems that are nearly solved.
+    """GRPO times (1 − r̄)^γ: F-GRPO (arXiv 2602.06717), a gate on nearly solved problems.
 
     For G → ∞ it ascends F with F'(p) = (1 − p)^γ / √(p (1 − p)). The weight is one number for a
     group, so the direction of a group's gradient is GRPO's.
@@ -270,13 +254,12 @@ def f_grpo(rewards: Tensor, *, gamma: float = 0.5) -> Tensor:
 
 
 def ucpo(rewards: Tensor, *, mean_logps: Tensor, tau: float = 0.1, alpha: float = 0.1) -> Tensor:
-    """GRPO with more for right completions that are rare among the right: UCPO (arXiv 2605.00365,
-    its code with the bonus added).
+    """GRPO plus a bonus for rare correct completions: UCPO (arXiv 2605.00365, its code).
 
-    Among the c right completions q = softmax of the mean token log π_old, with entropy H:
-    A + τ (−log q − H). Among the wrong ones, with their own q: A − α max(0, −log q − H). A set of
-    fewer than two keeps GRPO's. So a group that is all right still teaches where its completions
-    are not equally likely.
+    Among the c correct completions q = softmax of the mean token log π_old, with entropy H: A + τ
+    (−log q − H). Among the wrong ones, with their own q: A − α max(0, −log q − H). A set of fewer
+    than two keeps GRPO's. So a group that is all correct has a signal if its completions are not
+    equally likely.
 
     Args:
         rewards: 0 or 1, (P, G).
@@ -318,9 +301,7 @@ def _standardise(group: Tensor) -> Tensor:
 
 
 def _score_group(rewards: Tensor, of_group: Callable[..., Tensor], *others: Tensor) -> Tensor:
-    """`of_group` of each group's rewards that are not nan, float64, and of the same entries of
-    `others`; 0 elsewhere.
-    """
+    """Applies `of_group` to each group's rewards that are not nan, in float64; 0 elsewhere."""
     result = torch.zeros_like(rewards)
     for row, group in enumerate(rewards):
         # nan is a completion that no reward had something to say of. It is outside its group.
@@ -334,12 +315,10 @@ def _score_group(rewards: Tensor, of_group: Callable[..., Tensor], *others: Tens
 def _by_count(
     rewards: Tensor, name: str, weights: Callable[[int, int], tuple[float, float]]
 ) -> Tensor:
-    """The advantages of a rule that reads no more of a group than its size and how many are right.
+    """The advantages of a rule that depends only on the group's size and number of correct answers.
 
     Args:
-        rewards: (P, G).
-        name: of the rule.
-        weights: (n, c) -> advantage of a right and of a wrong completion.
+        weights: (n, c) -> advantage of a correct and of a wrong completion.
     """
     _check_binary(rewards, name)
 

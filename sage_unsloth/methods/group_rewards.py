@@ -1,14 +1,13 @@
-"""Advantages by another rule than GRPO's, from the rewards of all processes.
+"""Applies an advantage rule other than GRPO's to the rewards of all processes.
 
-TRL centres and divides the rewards of a group inside `_generate_and_score_completions`, and a group
-of equal rewards has lost them by then. So the rewards are taken where `_calculate_rewards` returns
-them, gathered from every process, and the batch's `advantages` are replaced by the rule's for this
-process's rows. Before that, TRL's own advantages are computed once more from the same rewards and
-compared with the batch's: rows in another order, or rewards that something changed on the way, are
-a `ContractError`.
+TRL centres and divides the rewards of a group inside `_generate_and_score_completions`, where a
+group of equal rewards loses them. So the rewards are taken from `_calculate_rewards`, gathered from
+every process, and the batch's `advantages` are replaced by the rule's for this process's rows.
+First TRL's own advantages are recomputed from the same rewards and compared with the batch's:
+another order of rows, or changed rewards, are a `ContractError`.
 
-With several reward functions the rule reads what TRL reads, the weighted sum. `scale_rewards` says
-how TRL's advantages are divided and has no effect on a rule's. Evaluation keeps TRL's.
+With several reward functions the rule reads the weighted sum, as TRL does. `scale_rewards` only
+affects TRL's advantages. Evaluation keeps TRL's.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ from sage_unsloth.trainers.switches import drops_equal_rewards
 from sage_unsloth.trainers.trainer_names import ContractError
 
 GROUPS = "_sage_unsloth_groups"
-"""Ours, on the trainer: what changes the advantages of its groups, while something does."""
+"""Our attribute of the trainer: the `_Groups` that changes its advantages."""
 DEAD = "advantages/dead_groups"
 
 
@@ -48,18 +47,17 @@ def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
         with advantages_by(trainer, "pkpo,k=4"), guided_kl(trainer, guide):
             trainer.train()
 
-    Logged for each batch as `advantages/dead_groups`: the share of groups whose advantages are all
-    0 under the rule. The trainer's `frac_reward_zero_std` stays the share of groups of equal
-    rewards, from which a rule may learn.
+    `advantages/dead_groups` is the share of groups whose advantages are all 0 under the rule. The
+    trainer's `frac_reward_zero_std` stays the share of groups of equal rewards, from which a rule
+    may learn.
 
     Args:
-        trainer: as for `guided_kl`.
-        rule: a name of `advantage_rules.RULES` with its settings, "module:function", or a function
-            of yours, (P, G) → (P, G). "grpo" is TRL's, and replaces nothing.
+        rule: a name of `advantage_rules.RULES` with its settings, "module:function", or a function,
+            (P, G) → (P, G). "grpo" is TRL's, and replaces nothing.
 
     Raises:
-        ValueError: no such rule; from `guided_kl`, one that the trainer's settings contradict; in
-            training, a reward that the rule does not take.
+        ValueError: an unknown rule; from `guided_kl`, one that contradicts the trainer's settings;
+            in training, a reward that the rule does not support.
         ContractError: the batch's advantages are not those of its rewards.
     """
     rule = advantage_rule(rule)
@@ -81,21 +79,19 @@ def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
 
 
 def describe_rule(rule: AdvantageRule) -> str:
-    """A rule as it was named; of one of your own also its code."""
+    """A rule as named; for a custom rule also its code."""
     return rule.text if rule.is_ours else f"{rule.text}: {describe_function(rule.function)}"
 
 
 def rule_in_force(trainer: Any) -> AdvantageRule | None:
-    """The rule of the trainer's advantages; None where nothing changes them."""
+    """The rule of the trainer's advantages; None if nothing changes them."""
     groups: _Groups | None = vars(trainer).get(GROUPS)
     return None if groups is None else groups.rule
 
 
 @contextmanager
 def groups_rewarded(trainer: Any) -> Iterator["_Groups"]:
-    """Within this context, the advantages of each rollout batch of training are those of the
-    groups' rule, for the rewards and the groups' further term.
-    """
+    """Within this context, advantages are computed by the groups' rule and reward term."""
     groups: _Groups | None = vars(trainer).get(GROUPS)
     if groups is not None:
         yield groups
@@ -110,13 +106,13 @@ def groups_rewarded(trainer: Any) -> Iterator["_Groups"]:
 
 
 class _Groups:
-    """How the advantages of one trainer's groups are made."""
+    """The rule and the reward term of one trainer."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.rule = GRPO_RULE
         self.term: Callable[[dict[str, Any]], Tensor] | None = None
-        """Of a rollout batch: what is added to this process's rewards, (B,)."""
+        """Function of a rollout batch: added to this process's rewards, (B,)."""
         self.graded: list[Tensor] = []
 
     def grade(self, proceed: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -147,7 +143,7 @@ class _Groups:
 
 
 def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
-    """The rule reads the sum of the rewards, and groups of equal rewards too."""
+    """Raises ValueError unless rewards are summed and groups of equal rewards are kept."""
     rule = rule_in_force(trainer) or GRPO_RULE
     in_reward = choice.recorded("kl_in", "loss") == "reward"
     check_rule(rule, trainer.num_generations, any_reward=in_reward)
@@ -166,8 +162,7 @@ def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
 
 
 def total_rewards(trainer: Any, rewards: Tensor) -> Tensor:
-    """What advantages are taken of: the weighted sum of the functions' rewards, nan where none gave
-    one, (B,).
+    """The weighted sum of the functions' rewards, (B,); nan if none gave a reward.
 
     Args:
         rewards: of each completion and function, (B, F).
@@ -178,10 +173,10 @@ def total_rewards(trainer: Any, rewards: Tensor) -> Tensor:
 
 
 def dead_groups(trainer: Any, rewards: Tensor) -> list[int]:
-    """The groups that teach nothing under the rule that is in force on the trainer, by number.
+    """The numbers of the groups without a signal under the trainer's rule.
 
     Args:
-        rewards: `total_rewards`, those of a prompt side by side, (B,).
+        rewards: `total_rewards`, (B,), those of a prompt next to each other.
     """
     rule = rule_in_force(trainer) or GRPO_RULE
     state = trainer.state
@@ -194,7 +189,7 @@ def dead_groups(trainer: Any, rewards: Tensor) -> list[int]:
 
 
 def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) -> Tensor:
-    """The rewards of all processes that the batch's advantages were computed of, (B·processes,)."""
+    """The rewards behind the batch's advantages, of all processes, (B·processes,)."""
     rows = len(batch["advantages"]) * trainer.accelerator.num_processes
     expected = (rows, len(trainer.reward_funcs))
     if [tuple(rewards.shape) for rewards in graded] != [expected]:
@@ -236,7 +231,7 @@ def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
 def _advantages(
     trainer: Any, rule: AdvantageRule, rewards: Tensor, batch: dict[str, Any]
 ) -> Tensor:
-    """The rule's, of all processes, (B·processes,)."""
+    """The rule's advantages of all processes, (B·processes,)."""
     signals: dict[str, Any] = {
         "step": trainer.state.global_step,
         "max_steps": max(trainer.state.max_steps, trainer.args.max_steps, 1),
@@ -253,8 +248,9 @@ def _advantages(
 
 
 def token_mask(trainer: Any, batch: dict[str, Any]) -> Tensor:
-    """1 on the tokens of each completion, (B, T), of a truncated one too, whose row
-    `mask_truncated_completions` sets to 0 in the batch.
+    """1 on the tokens of each completion, (B, T), truncated ones included.
+
+    `mask_truncated_completions` sets their rows to 0 in the batch.
     """
     mask, ids = batch["completion_mask"], batch["completion_ids"]
     # A truncated completion ends in neither EOS nor padding, so its last other token is its end.
@@ -264,8 +260,9 @@ def token_mask(trainer: Any, batch: dict[str, Any]) -> Tensor:
 
 
 def drawn_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
-    """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside `token_mask`: what the
-    batch has, or one more scoring by the policy as it is, which has drawn the batch.
+    """log π_old of the tokens of a rollout batch, nats, (B, T), 0 outside `token_mask`.
+
+    From the batch, or else scored once more by the current policy, which has sampled the batch.
     """
     return _logps(trainer, batch, batch.get("old_per_token_logps"), trainer.model)
 
@@ -281,9 +278,7 @@ def reference_logps(trainer: Any, batch: dict[str, Any]) -> Tensor:
 
 @torch.no_grad()
 def _logps(trainer: Any, batch: dict[str, Any], logps: Tensor | None, model: Any) -> Tensor:
-    """`logps` in the layout of the completions, or the model's where they are None or where the
-    batch hides a completion's tokens from the model.
-    """
+    """`logps` in the completions' layout; scored by the model if they are None or masked."""
     mask = token_mask(trainer, batch)
     if logps is None or not torch.equal(mask, batch["completion_mask"]):
         score: Callable = getattr(trainer, names.SCORE)
@@ -299,7 +294,7 @@ def _logps(trainer: Any, batch: dict[str, Any], logps: Tensor | None, model: Any
 
 
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:
-    """In the place of TRL's, which it has just appended."""
+    """Replaces TRL's advantages, which were just appended."""
     logged = getattr(trainer, names.TABLE)["advantages"]
     # A deque with a maximal length: it may hold fewer than were appended.
     for _ in range(min(len(advantages), len(logged))):

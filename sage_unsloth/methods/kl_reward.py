@@ -1,4 +1,4 @@
-"""The KL in the reward, in the place of a penalty in the loss."""
+"""The KL in the reward, instead of a penalty in the loss."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,14 +23,13 @@ from sage_unsloth.trainers.replaced import replace_attributes
 
 @contextmanager
 def kl_in_reward(trainer: Any) -> Iterator[None]:
-    """Within this context, β times the log-ratio of each whole completion to π_ref is taken from
-    its reward before advantages are made (`less_kl`), and the loss has no KL term.
+    """Within this context, the KL is part of the reward, and the loss has no KL term.
+
+    β times the log-ratio of each whole completion to π_ref is subtracted from its reward before
+    advantages are computed (`less_kl`). `guided_kl` then accepts no guide and no other penalty.
 
         with kl_in_reward(trainer), guided_kl(trainer):
             trainer.train()
-
-    Args:
-        trainer: as for `guided_kl`, which takes no guide and no other penalty beside it.
     """
     method = Method(name="kl_in", record="reward", check=_check_trainer)
     beta = trainer.beta
@@ -64,16 +63,15 @@ def less_kl(
 ) -> Tensor:
     """r − β Σ_t (log π_old(y_t) − log π_ref(y_t)), the KL in the reward (k1, whole completions).
 
-    The log-ratio of a completion is an unbiased estimate of KL(π‖π_ref) over completions, and as a
-    reward it credits a token with the KL of those after it: with r − mean of the others as
-    advantage, the gradient is that of E[r] − β KL (RLHF's, arXiv 2203.02155; compared with a KL in
-    the loss in 2512.21852). Under a rule that divides, β is divided with the reward.
+    The log-ratio of a completion is an unbiased estimate of KL(π‖π_ref) over completions. As a
+    reward it credits a token with the KL of later ones: with r − mean of the others as advantage,
+    the gradient is that of E[r] − β KL (RLHF's, arXiv 2203.02155; compared with a KL in the loss in
+    2512.21852). Under a rule that divides, β is divided with the reward.
 
     Args:
         rewards: (B,).
-        logps, ref_logps: of the policy that drew and of the reference, nats, (B, T).
+        logps, ref_logps: of the sampling policy and of the reference, nats, (B, T).
         completion_mask: (B, T).
-        beta: β.
 
     Returns:
         (B,), in units of reward.

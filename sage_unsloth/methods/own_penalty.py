@@ -1,13 +1,13 @@
-"""Another KL penalty than the trainers' own, inside their losses.
+"""Puts another KL penalty into the trainers' losses.
 
 Unsloth's kernel is called twice: once without a KL term, and once for the penalty alone, which it
-reduces as it reduces its loss. TRL's takes a copy of `_compute_loss` in which the expression of its
-penalty is a call,
+reduces as it reduces its loss. TRL's trainer gets a copy of `_compute_loss` in which the expression
+of its penalty is a call,
 
     per_token_kl = torch.exp(ref − new) − (ref − new) − 1    ->  self.PENALTY_HOOK(new, ref)
 
-and what follows is TRL's: `use_bias_correction_kl`, the reduction, the `kl` that is logged. Both
-are checked on small numbers before anything is replaced.
+and everything after it is TRL's: `use_bias_correction_kl`, the reduction, the logged `kl`. Both are
+checked on small numbers before anything is replaced.
 """
 
 import ast
@@ -37,7 +37,7 @@ from sage_unsloth.trainers.switches import rollout_rejection
 from sage_unsloth.trainers.trainer_names import ContractError
 
 PENALTY_HOOK = "_sage_unsloth_penalty"
-"""Ours, on TRL's trainer: what the rewritten loss calls."""
+"""Our attribute of TRL's trainer, called by the rewritten loss."""
 
 
 @contextmanager
@@ -50,17 +50,15 @@ def kl_penalty(
             trainer.train()
 
     Args:
-        trainer: as for `guided_kl`.
         kl_estimator: one of `penalties.KL_ESTIMATORS`. "k3" and "k3-is" are the trainers' own: with
             these alone, nothing is replaced.
-        bounded: whether a token's k3 is at most 10 nats, and without a gradient from there on: None
-            is as the trainer has it, bounded in Unsloth's and without a bound in TRL's; True bounds
-            TRL's too.
+        bounded: bounds a token's k3 at 10 nats, without a gradient beyond. None keeps the trainer's
+            behaviour (bounded in Unsloth, unbounded in TRL); True bounds TRL's too.
 
     Raises:
-        ValueError: an unknown penalty, or a bound that it or the trainer does not take; from
-            `guided_kl` one that the trainer's settings contradict.
-        ContractError: the trainer's loss is not what was tested.
+        ValueError: an unknown penalty, or an unsupported bound; from `guided_kl` one that
+            contradicts the trainer's settings.
+        ContractError: the trainer's loss differs from the tested ones.
     """
     check_kl_estimator(kl_estimator)
     seam = seam_of(trainer)
@@ -88,11 +86,7 @@ def kl_penalty(
 
 
 def check_penalties(trainer_class: type) -> None:
-    """Check that every penalty can be put into the losses of such trainers.
-
-    Raises:
-        ContractError: one cannot.
-    """
+    """Raises ContractError if a penalty cannot be put into the losses of such trainers."""
     seam = seam_of_class(trainer_class)
     inside = _inside_unsloth if seam.name == "unsloth" else _inside_trl
     for kl_estimator, penalty in PENALTIES.items():
@@ -161,7 +155,7 @@ def _check_bound(kl_estimator: str, bounded: bool | None, bounds_k3: bool) -> No
 
 
 def _check_own_penalty(trainer: Any, kl_estimator: str) -> None:
-    """A penalty that Unsloth's loss does not have is reduced by it all the same."""
+    """Unsloth's loss must reduce a penalty that it does not have itself."""
     if kl_estimator not in PENALTIES:
         return
     if trainer.args.loss_type not in LOSS_TYPES:
@@ -177,8 +171,9 @@ def _check_own_penalty(trainer: Any, kl_estimator: str) -> None:
 
 
 def check_switches(kernel: Any) -> None:
-    """The kernel must read the settings that `make_kernel` switches off by these names: of its
-    `**kwargs` an unknown name is dropped without an error, and would switch nothing off.
+    """Raises ContractError unless the kernel reads the settings that `make_kernel` switches off.
+
+    Its `**kwargs` drop an unknown name without an error, which would switch nothing off.
     """
     read = {name for name in inspect.unwrap(kernel).__code__.co_consts if isinstance(name, str)}
     if missing := sorted(POLICY_ONLY.keys() - read):
@@ -195,13 +190,13 @@ POLICY_ONLY = {
     "off_policy_mask_threshold": None,
     "use_vllm": False,
 }
-"""Settings of the policy term, switched off in the second call; the normaliser stays."""
+"""Settings of the policy term that are off in the second call; the normaliser stays."""
 
 
 def make_kernel(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Callable[..., tuple]:
     """Unsloth's loss kernel with another KL penalty: the same parameters, the same seven values.
 
-    It runs inside `torch.func.grad_and_value` and, compiled, as one graph, as Unsloth's own does.
+    It runs inside `torch.func.grad_and_value` and, compiled, as one graph, like Unsloth's own.
     """
 
     def compute_loss(
@@ -247,7 +242,7 @@ def make_kernel(penalty: Callable[[Tensor, Tensor], Tensor], kernel: Any) -> Cal
 
 
 class _PenaltyPlace(ast.NodeTransformer):
-    """Puts the call in the place of TRL's expression, and counts it."""
+    """Replaces TRL's expression by the call, and counts it."""
 
     count = 0
 
@@ -265,7 +260,7 @@ def rewritten_loss(loss: types.FunctionType) -> types.FunctionType:
     """`_compute_loss` with the call of `PENALTY_HOOK` in it.
 
     Raises:
-        ContractError: TRL's penalty is missing, is there twice, or is written otherwise.
+        ContractError: TRL's penalty is missing, occurs twice, or differs.
     """
     place = _PenaltyPlace()
     rewritten = recompile(sys.modules[loss.__module__], loss, place)
@@ -281,7 +276,7 @@ def rewritten_loss(loss: types.FunctionType) -> types.FunctionType:
 def recompile(
     module: types.ModuleType, original: Any, transformer: ast.NodeTransformer
 ) -> types.FunctionType:
-    """A function with its source transformed, over the same globals, with the same line numbers."""
+    """A function with transformed source, the same globals and the same line numbers."""
     # A closure's cells would be lost, and a decorated function's source is not what is called.
     if not isinstance(original, types.FunctionType) or original.__closure__:
         raise ContractError(

@@ -1,10 +1,10 @@
-"""KL penalties beside the trainers' own k3, and all of them by name.
+"""KL penalties other than the trainers' own k3, and all penalties by name.
 
 As in `objective/kl.py`, each is a function of d = log f(y_t) − log π(y_t) for an anchor f = q·π_ref
-held constant, and says its value and its gradient in expectation over y_t ~ π(· | s_t).
+held constant, and states its value and its gradient in expectation over y_t ~ π(· | s_t).
 
 Bounds: d is clamped to ±`LOG_RATIO_MAX`, |∂penalty/∂log π| is at most `SLOPE_MAX`, and a token
-beyond continues along the tangent, so that its value is at most 200 nats and keeps its gradient.
+beyond continues along the tangent, so its value is at most 200 nats and it keeps its gradient.
 """
 
 import math
@@ -23,7 +23,7 @@ NAIVE_KNEE = 1.7455280027406994
 
 
 def k2(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
-    """½ d², where |d| > `SLOPE_MAX` its tangent.
+    """½ d²; its tangent if |d| > `SLOPE_MAX`.
 
     Value: KL(π‖f) up to third order in d. Gradient in expectation: Σ_v π(v) log(π(v)/f(v)) ∇log
     π(v) = ∇E_π[log π/f], as `k3_is`: the *reverse* KL's with q = 1; on-policy only.
@@ -34,15 +34,14 @@ def k2(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
 
 
 def forward_kl(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
-    """Importance-weighted cross-entropy, −sg[r] · log π(y_t) with r = f(y_t)/π(y_t) = exp(d), sg:
-    no gradient.
+    """−sg[r] · log π(y_t) with r = f(y_t)/π(y_t) = exp(d): importance-weighted cross-entropy.
 
-    To this it adds sg[r · log f(y_t) − (r − 1)], so that its value is r·log r − (r − 1) >= 0: its
-    mean over y_t ~ π is KL(f‖π) for a normalised anchor, and 0 where π = f. r is truncated at
-    `SLOPE_MAX`.
+    sg means no gradient. To this it adds sg[r · log f(y_t) − (r − 1)], so that its value is r·log r
+    − (r − 1) >= 0: its mean over y_t ~ π is KL(f‖π) for a normalised anchor, and 0 if π = f. r is
+    truncated at `SLOPE_MAX`.
 
-    Gradient in expectation: −Σ_v f(v) ∇log π(v), the *forward* KL(f‖π)'s, and so that of `k3`, with
-    more variance near π = f (k3 has 1 − r in the place of −r).
+    Gradient in expectation: −Σ_v f(v) ∇log π(v), the *forward* KL(f‖π)'s, as for `k3`, with more
+    variance near π = f (k3 has 1 − r instead of −r).
     """
     d = log_ratio_to(per_token_logps, anchor_logps).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     # Held constant, so that the gradient of the result is r · ∇d.
@@ -51,12 +50,11 @@ def forward_kl(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
 
 
 def forward_kl_naive(per_token_logps: Tensor, anchor_logps: Tensor) -> Tensor:
-    """r·log r − (r − 1) with r = f(y_t)/π(y_t) = exp(d), differentiated through π; where the slope
-    exceeds `SLOPE_MAX`, its tangent.
+    """r·log r − (r − 1) with r = exp(d), differentiated through π; tangent beyond `SLOPE_MAX`.
 
     Value: as `forward_kl`. Gradient in expectation: −Σ_v f(v) log(f(v)/π(v)) ∇log π(v), which is
-    neither the forward KL's nor the reverse one's: the samples' own distribution is not
-    differentiated, as it would have to be.
+    neither the forward KL's nor the reverse one's, because the samples' distribution is not
+    differentiated.
     """
     d = log_ratio_to(per_token_logps, anchor_logps).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
     # Past the knee a straight line with the slope there: no token has an unbounded gradient.
@@ -69,10 +67,10 @@ PENALTIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "forward-kl": forward_kl,
     "forward-kl-naive": forward_kl_naive,
 }
-"""The estimators that Unsloth's own loss does not have."""
+"""Estimators that Unsloth's own loss does not have."""
 
 
 def check_kl_estimator(kl_estimator: str) -> None:
-    """Raise ValueError unless `kl_estimator` is one of `KL_ESTIMATORS`."""
+    """Raises ValueError unless `kl_estimator` is one of `KL_ESTIMATORS`."""
     if kl_estimator not in KL_ESTIMATORS:
         raise ValueError(f"kl_estimator must be one of {KL_ESTIMATORS}, got {kl_estimator!r}")

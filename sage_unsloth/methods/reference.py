@@ -1,4 +1,4 @@
-"""π_ref of a trainer whose reference is its own model under another adapter, or under none."""
+"""π_ref of a trainer whose reference is its own model with another adapter, or without one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,9 @@ from sage_unsloth.trainers.trainer_names import REFERENCE_ADAPTER
 
 @contextmanager
 def reference_adapter(trainer: Any) -> Iterator[None]:
-    """Within it, the trainer's model is π_ref as the trainer's own KL term has it: under the copy
-    `REFERENCE_ADAPTER` where there is one, else without an adapter.
+    """Within it, the trainer's model is π_ref, as in its KL term.
+
+    That is the copy `REFERENCE_ADAPTER` if it exists, else the model without an adapter.
     """
     from trl.trainer.utils import use_adapter
 

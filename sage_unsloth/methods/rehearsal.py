@@ -1,26 +1,26 @@
-"""Rehearsal: a divergence from π_ref on completions that π_ref itself drew, before training.
+"""Rehearsal: a divergence from π_ref on completions that π_ref sampled before training.
 
-GRPO's KL penalty is taken on what the policy draws now, so it says nothing of ways that the policy
-no longer takes. DPH-RL (arXiv 2509.07430) takes it on stored right completions of π_ref, and has no
-other KL term. With u_t = π(y_t | s_t) / π_ref(y_t | s_t) on a stored token:
+GRPO's KL penalty is computed on the policy's own samples, so it says nothing about solutions that
+the policy no longer samples. DPH-RL (arXiv 2509.07430) computes it on stored correct completions of
+π_ref, and has no other KL term. With u_t = π(y_t | s_t) / π_ref(y_t | s_t) on a stored token:
 
     forward-kl    u − 1 − log u                    gradient (u − 1) ∇log π
     js            u log u − (u + 1) log((u + 1)/2)  gradient u log(2u/(u + 1)) ∇log π
     sft           − log u                          gradient − ∇log π
 
-The first two are 0, without a gradient, where π = π_ref. In expectation over π_ref's own
-completions the first is KL(π_ref ‖ π), the second twice the Jensen–Shannon divergence; over right
-ones alone they are neither, and hold the policy at π_ref where π_ref was right. The third is the
-loss of SFT; its gradient beside that of RL is the parallel averaging of arXiv 2606.04272, which has
-written solutions in the place of π_ref's own.
+The first two are 0, without a gradient, if π = π_ref. In expectation over all completions of π_ref
+the first is KL(π_ref ‖ π), the second twice the Jensen–Shannon divergence; over correct ones alone
+they are neither, and hold the policy at π_ref where π_ref was correct. The third is the loss of
+SFT; adding its gradient to RL's is the parallel averaging of arXiv 2606.04272, which uses written
+solutions instead of π_ref's.
 
-As in its code: k3 with policy and reference exchanged is the first, and all tokens of a completion
-are taken. Other than there: log u is at most 10 and has no gradient beyond, so a slope can reach
+As in the code of DPH-RL: k3 with policy and reference exchanged is the first, and all tokens of a
+completion count. Different: log u is at most 10 and has no gradient beyond, so a slope can reach
 22,025, where theirs bounds the value at 10, which is u about 12.9; a problem is stored as soon as
-one completion is right (`solved=1` stores those that π_ref always solves, as the paper does), and
-it stays among those that RL trains on.
+one completion is correct (`solved=1` stores those that π_ref always solves, as the paper does), and
+RL trains on it too.
 
-In training, `rehearsed` gives the term a backward pass of its own after the trainer's, so its
+In training, `rehearsed` gives the term its own backward pass after the trainer's, so its
 activations are never in memory together with those of the loss, and Unsloth's buffers for
 checkpointing serve one pass at a time.
 
@@ -45,29 +45,27 @@ from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.trainer_names import ContractError
 
 MAX_LOG_RATIO = 10.0
-"""log u is at most this, in nats, and has no gradient above, so that one token cannot overflow."""
+"""Bound of log u, nats, without a gradient above, so that one token cannot overflow."""
 
 METRIC = "rehearsal/divergence"
 CLOSE, CLOSE_IN_16_BITS = 1e-3, 0.05
-"""Nats by which the two ways to score a completion's tokens may differ in the mean: in 16 bits a
-logit of 20 is rounded by .06, while a missed scale or cap of the logits is worth tenths.
+"""Mean difference in nats that is allowed between two ways to score a completion's tokens: in 16
+bits a logit of 20 is rounded by .06, while a missed scale or cap of the logits costs tenths.
 """
 
 
 def forward_kl(log_ratio: Tensor) -> Tensor:
-    """u − 1 − log u of log u."""
     return torch.expm1(log_ratio) - log_ratio
 
 
 def jensen_shannon(log_ratio: Tensor) -> Tensor:
-    """u log u − (u + 1) log((u + 1)/2) of log u."""
     log_mean = torch.nn.functional.softplus(log_ratio) - math.log(2)
     ratio = log_ratio.exp()
     return ratio * log_ratio - (ratio + 1) * log_mean
 
 
 def cross_entropy(log_ratio: Tensor) -> Tensor:
-    """−log u of log u: SFT's loss, less π_ref's, so it is negative where the policy is surer."""
+    """SFT's loss minus π_ref's, so it is negative if the policy is more certain."""
     return -log_ratio
 
 
@@ -84,11 +82,11 @@ class RehearsalRule:
 
     Attributes:
         divergence: a name of `DIVERGENCES`.
-        problems: training problems that are sampled before training, at even distances; all where
-            there are fewer.
-        samples: completions that π_ref draws of each; the right ones are stored.
-        batch: stored completions beside each micro-batch.
-        solved: share of a problem's samples that must be right for them to be stored.
+        problems: training problems that are sampled before training, evenly spaced; all if there
+            are fewer.
+        samples: completions of each by π_ref; the correct ones are stored.
+        batch: stored completions for each micro-batch.
+        solved: share of a problem's samples that must be correct to store them.
 
     Raises:
         ValueError: an unknown divergence, or a number out of range.
@@ -115,7 +113,7 @@ class RehearsalRule:
             raise ValueError(f"solved of a rehearsal must be in [0, 1], got {self.solved}")
 
     def stores(self, num_correct: int) -> bool:
-        """Whether a problem of which so many samples are right is stored."""
+        """Whether a problem with this many correct samples is stored."""
         return num_correct / self.samples >= self.solved
 
 
@@ -123,7 +121,7 @@ def rehearsal_rule(text: str) -> RehearsalRule:
     """The rule of `"forward-kl"`, or `"js,samples=16,batch=4"`.
 
     Raises:
-        ValueError: see `RehearsalRule`; a setting that it does not have, or not NAME=VALUE.
+        ValueError: see `RehearsalRule`; an unknown setting, or not NAME=VALUE.
     """
     name, *texts = (part.strip() for part in text.split(","))
     known = [field.name for field in fields(RehearsalRule) if field.name != "divergence"]
@@ -131,16 +129,15 @@ def rehearsal_rule(text: str) -> RehearsalRule:
 
 
 def rehearsal_loss(logps: Tensor, ref_logps: Tensor, mask: Tensor, divergence: str) -> Tensor:
-    """The divergence of stored completions: the mean over each one's tokens, then over all.
+    """The divergence of stored completions, nats: the mean over tokens, then over completions.
+
+    It is >= 0 except for "sft".
 
     Args:
         logps: log π(y_t | s_t), nats, (B, T), with gradient.
         ref_logps: log π_ref(y_t | s_t), (B, T).
         mask: (B, T), 1 on their tokens.
         divergence: a name of `DIVERGENCES`.
-
-    Returns:
-        A number, nats; >= 0 but for "sft".
     """
     # exp of the ratio is in some divergences, so one far token could be inf.
     log_ratio = torch.where(mask.bool(), logps - ref_logps, 0.0).clamp(max=MAX_LOG_RATIO)
@@ -149,7 +146,7 @@ def rehearsal_loss(logps: Tensor, ref_logps: Tensor, mask: Tensor, divergence: s
 
 
 class Stored(NamedTuple):
-    """A right completion of π_ref, as token ids; `problem` says which belong together."""
+    """A correct completion of π_ref, as token ids; `problem` groups them."""
 
     problem: int
     prompt_ids: Sequence[int]
@@ -164,29 +161,27 @@ def rehearsed(
     coef: float,
     rule: RehearsalRule | None = None,
 ) -> Iterator[None]:
-    """Within this context, each training step adds `coef` times `rule`'s divergence
-    on stored completions to the trainer's loss, and logs it.
+    """Within this context, each training step adds `coef` times the divergence to the loss.
 
         with rehearsed(trainer, stored, coef=0.1), guided_kl(trainer):
             trainer.train()
 
-    `guided_kl` checks its gradient too. A micro-batch gets `rule.batch`
-    completions: a problem is drawn, each as often, then one of its completions; a resumed run draws
-    the same. π_ref is that of the trainer's KL: the model without its adapter, or under the copy
-    "ref" that TRL makes of an adapter which the model brought. It scores the same completions in
-    the same step; both are scored without dropout, so that the term is 0 where they are one model.
+    `guided_kl` checks its gradient too. A micro-batch gets `rule.batch` completions: a problem is
+    chosen uniformly, then one of its completions; a resumed run chooses the same. π_ref is that of
+    the trainer's KL: the model without its adapter, or with TRL's copy "ref" of an initial adapter.
+    It scores the same completions in the same step. Both are scored without dropout, so the term is
+    0 if they are one model.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`, or TRL's own.
-        stored: see `Stored`; completions with their EOS.
+        stored: completions with their EOS.
         coef: weight of the term; 0 adds none.
-        rule: divergence and batch; by default the forward KL and 8. What it says of sampling is not
-            used here.
+        rule: divergence and batch; by default the forward KL and 8. Its settings of sampling are
+            not used here.
 
     Raises:
-        ValueError: no completions, or an empty one; a negative weight; a model without an
-            adapter, or whose head is trained; several processes.
-        ContractError: the model's logits are not its head's product alone.
+        ValueError: no completions, or an empty one; a negative weight; a model without an adapter,
+            or with a trained head; several processes.
+        ContractError: the model's logits are not just its head's product.
     """
     if coef == 0:
         yield
@@ -214,8 +209,10 @@ def rehearsed(
 
 @contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Dropout is off, in an adapter and in attention, while the model is in training mode
-    otherwise: in evaluation mode it would checkpoint nothing.
+    """Within this context dropout is off, in adapters and attention, but the model is in training
+    mode.
+
+    Evaluation mode would switch checkpointing off.
     """
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Dropout) and m.training]
     attentions: list[Any] = [
@@ -294,8 +291,9 @@ class _Term:
 def completion_logps(
     model: Any, rows: Sequence[Stored], temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """log π(y_t | s_t) at the sampling temperature, nats, and the mask, each (B, T) float32; what
-    is outside the mask means nothing.
+    """log π(y_t | s_t) at the sampling temperature, nats, and the mask, each (B, T) float32.
+
+    Values outside the mask mean nothing.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = base.get_output_embeddings()
@@ -329,13 +327,13 @@ def completion_logps(
 
 
 def _number(config: Any, name: str) -> float:
-    """A setting of the model; 0 where it has none."""
+    """A number in the config; 0 if missing."""
     return float(getattr(config, name, None) or 0.0)
 
 
 @torch.no_grad()
 def _check_scoring(model: Any, row: Stored, logps: Tensor, temperature: float) -> None:
-    """The log-probs of one completion must be those of the model's own logits."""
+    """Checks the log-probs of one completion against the model's own logits."""
     ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]], device=logps.device)
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     length = len(row.completion_ids)

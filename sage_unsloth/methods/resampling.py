@@ -1,27 +1,26 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): prompts whose completions all got one reward are
-replaced.
+"""Dynamic sampling (DAPO, arXiv 2503.14476): replaces prompts whose completions got equal rewards.
 
-A group of completions with equal rewards has advantage 0 and teaches nothing; under another rule
-(`advantages_by`) it is the groups whose advantages that rule leaves at 0. While
-`dynamic_sampling` is open, the dead groups of a rollout batch are sampled again for other prompts
-of the training set, at most `max_resamples` times:
+A group with equal rewards has advantage 0 and no signal; under another rule (`advantages_by`) these
+are the groups with zero advantages under that rule. While `dynamic_sampling` is open, the dead
+groups of a rollout batch are sampled again for other prompts of the training set, at most
+`max_resamples` times:
 
     generate all groups, grade → dead groups → other prompts, generate and grade these groups alone
     → dead groups → …
 
 Differs from DAPO: the batch keeps its size, and a group that is still dead after the last attempt
-stays in it, where DAPO samples until every group has a signal, however long that takes. A
-replacement prompt comes up again in its own turn: the data order of the steps stays what it was.
+stays in it; DAPO samples until every group has a signal. A replacement prompt also comes up in its
+own turn, so the data order of the steps does not change.
 
 It happens inside the trainer's own `_generate_and_score_completions`, before anything is scored:
-behind `_generate`, which returns lists of a value per completion, the replaced groups' values are
-put in, and the rows and prompts that rewards and logs are computed of are changed with them.
-Whatever is trained on, the reference scoring included, happens once, on the final batch.
+the replaced groups' values are put into the lists that `_generate` returns, and into the rows and
+prompts for rewards and logs. Everything after that, including the reference scoring, happens once,
+on the final batch.
 
-Cost: each attempt is one generation of the dead groups alone, as long as its longest completion. On
-a GPU generation time grows less than in proportion to the batch, so an attempt can take nearly as
-long as the first generation; up to 1 + `max_resamples` times the generation, plus the grading of
-what was drawn. The gradient pass costs what it did.
+Cost: each attempt is one generation of the dead groups, as long as its longest completion. On a GPU
+generation time grows less than in proportion to the batch, so an attempt can take nearly as long as
+the first generation: up to 1 + `max_resamples` times the generation, plus grading. The gradient
+pass costs the same.
 """
 
 import hashlib
@@ -44,46 +43,43 @@ EXPECTED_PARAMETERS = {
     names.REWARDS: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
 }
 PER_COMPLETION = (0, 1, 3, 4)
-"""In what `_generate` returns: prompt ids, completion ids, completions, sampling log-probabilities
-(None without vLLM).
+"""Places in the result of `_generate`: prompt ids, completion ids, completions, sampling
+log-probabilities (None without vLLM).
 """
 EMPTY = (2, 5, 6, 7)
-"""Of tools, of a rollout function, and images: refused, so these must be None or empty."""
+"""Places for tools, a rollout function and images: not supported, so None or empty."""
 IMAGE_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
 
 
 @contextmanager
 def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
-    """Within this context, groups without a signal are replaced by groups of other prompts, at most
-    `max_resamples` times a batch.
+    """Within this context, groups without a signal are replaced by groups of other prompts.
 
         with dynamic_sampling(trainer, max_resamples=3), guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    Nests with `guided_kl` in either order; evaluation is left alone. A replacement's prompt is none
-    that the batch has had, as long as the dataset has others. Which one it is depends on nothing
-    but `trainer.args.seed`, the optimizer step, the batch within the step, the attempt and the
-    batch's prompts, so a resumed run draws the same. Logged for each rollout batch, beside
-    the trainer's own:
+    Nests with `guided_kl` in either order; evaluation is not changed. A replacement prompt is new
+    to the batch as long as the dataset has others. It depends only on `trainer.args.seed`, the
+    optimizer step, the batch within the step, the attempt and the batch's prompts, so a resumed run
+    chooses the same. Each rollout batch logs
 
-        sampling/resampled_groups   groups drawn in place of dead ones, all attempts together
-        sampling/dead_groups        share of groups that are dead in the batch that is trained on;
-                                    Unsloth's `frac_reward_zero_std`, unless that is of the whole
-                                    batch (scale_rewards="batch") or another rule is in force
+        sampling/resampled_groups   replaced groups, over all attempts
+        sampling/dead_groups        share of dead groups in the batch that is trained on; equal to
+                                    `frac_reward_zero_std`, unless that is of the whole batch
+                                    (scale_rewards="batch") or another rule is in force
 
     Unsloth's `completions/*`, the counts of `SolutionReward` and columns that a reward logs
-    describe the completions that are trained on; `num_tokens` counts all that were generated, and a
-    scalar that a reward logs (`log_metric`) averages over all that were graded.
+    describe the completions that are trained on; `num_tokens` counts all generated ones, and a
+    scalar that a reward logs (`log_metric`) averages over all graded ones.
 
     Args:
-        trainer: a GRPO trainer, as `guided_kl` takes it, in one process, without tools,
-            environments, rollout function or images.
+        trainer: a GRPO trainer in one process, without tools, environments, rollout function or
+            images.
         max_resamples: attempts for a rollout batch; 0 replaces nothing.
 
     Raises:
-        ValueError: `max_resamples` is negative, or the trainer or its dataset is not as said.
-        ContractError: the trainer's functions are not as expected, or another `dynamic_sampling` is
-            open on the trainer.
+        ValueError: `max_resamples` is negative, or the trainer or its dataset is not supported.
+        ContractError: the trainer's functions differ, or another `dynamic_sampling` is open.
     """
     if max_resamples < 0:
         raise ValueError(f"max_resamples must be >= 0, got {max_resamples}")
@@ -103,7 +99,7 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
 
 
 class _Batches:
-    """What the three listeners share: the rollout batch that is being made."""
+    """State of the three listeners: the rollout batch in progress."""
 
     def __init__(self, trainer: Any, max_resamples: int) -> None:
         self.trainer = trainer
@@ -136,9 +132,7 @@ class _Batches:
         return batch
 
     def generate(self, proceed: Callable[..., tuple], prompts: list) -> tuple:
-        """`_generate`, and again for the groups without a signal; changes `prompts` and the rows
-        with them.
-        """
+        """`_generate`, repeated for groups without a signal; changes `prompts` and the rows too."""
         if self.rows is None:
             return proceed(prompts)
         rows, metrics = self.rows, names.metrics_of(self.trainer, "train")
@@ -188,9 +182,7 @@ class _Batches:
         completions: list,
         completion_ids: list,
     ) -> Tensor:
-        """`_calculate_rewards`, whose result is known already for the batch that `generate`
-        made.
-        """
+        """`_calculate_rewards`; the rewards of a batch by `generate` are already known."""
         if self.made is None:
             return proceed(inputs, prompts, completions, completion_ids)
         made_prompts, made_completions, rewards = self.made
@@ -207,7 +199,7 @@ class _Batches:
         return rewards
 
     def _generated(self, prompts: list) -> list:
-        """What `_generate` returns, checked to be lists of a value per completion."""
+        """The result of `_generate`, checked to be lists with a value per completion."""
         result = list(inside(self.trainer, names.GENERATE, "resampling")(prompts))
         sizes = {
             i: None if result[i] is None else len(result[i])
@@ -242,8 +234,8 @@ class _Batches:
         return rewards, RewardLogs(self.trainer)
 
     def _draw(self, count: int, attempt: int, seen: set[str]) -> list[dict]:
-        """Rows of other prompts than `seen`, which gets theirs; others only when the dataset has no
-        more.
+        """Rows with prompts that are not in `seen`, which is updated; others only if there are too
+        few.
         """
         data, chosen, spare = self.trainer.train_dataset, [], []
         if count == 0:
@@ -264,7 +256,7 @@ class _Batches:
         return chosen + spare[: count - len(chosen)]
 
     def _check_lengths(self, completion_ids: list, logged: dict[str, int]) -> None:
-        """What `completion_lengths` will write over is what Unsloth wrote of these completions."""
+        """Checks that `completion_lengths` computes what Unsloth logged, before replacing it."""
         metrics = names.metrics_of(self.trainer, "train")
         result = {
             name: values[-1]
@@ -298,7 +290,7 @@ class _Batches:
 
 
 def _check_trainer(trainer: Any) -> None:
-    """Raises ValueError where a batch is more than lists of a value per completion."""
+    """Raises ValueError unless a batch is only lists with a value per completion."""
     processes = trainer.accelerator.num_processes
     if processes != 1:
         raise ValueError(
@@ -331,9 +323,7 @@ def _check_trainer(trainer: Any) -> None:
 
 
 def _check_functions(trainer: Any) -> None:
-    """Raises ContractError; what the batch's function does with the two others is checked when it
-    has run.
-    """
+    """Raises ContractError for other parameters; calls are checked after each batch."""
     for name, expected in EXPECTED_PARAMETERS.items():
         function = getattr(type(trainer), name, None)
         result = None if function is None else tuple(inspect.signature(function).parameters)

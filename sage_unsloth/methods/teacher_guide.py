@@ -1,4 +1,4 @@
-"""A guide learned elsewhere: a teacher that knows better ways of solving.
+"""A learned guide: a teacher that knows better solutions.
 
 The paper leaves learned guides to the future. Here a frozen teacher (another adapter on the same
 base, or another model with the same tokenizer) scores each rollout batch once, without gradient.
@@ -20,12 +20,11 @@ from sage_unsloth.objective.signals import TokenSignals
 class TeacherGuide:
     """q_t = clip((π_teacher(y_t | s_t) / π_ref(y_t | s_t))^κ, q_min, q_max).
 
-    q_t depends on the token and on what is before it alone, so Π_t q_t is a guide of Eq. 7, clipped
-    token by token.
+    q_t depends only on the token and its prefix, so Π_t q_t is a guide of Eq. 7, clipped token by
+    token.
 
     Attributes:
         kappa: κ >= 0; 0 leaves the anchor at π_ref.
-        q_min, q_max: q_t is clipped to [q_min, q_max].
     """
 
     kappa: float = 1.0
@@ -56,11 +55,7 @@ class TeacherGuide:
         max_steps: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log q_t, (B, T) float32; `step`, `max_steps` and `generator` are not used.
-
-        Raises:
-            ValueError: the signals carry no log-probabilities of a teacher.
-        """
+        """log q_t, (B, T) float32; ValueError without the teacher's log-probabilities."""
         teacher, ref = signals.require("teacher_logps", self), signals.require("ref_logps", self)
         # In float32: the difference of two 16-bit log-probs loses most of its digits.
         log_guide = self.kappa * (teacher.float() - ref.float())

@@ -1,7 +1,6 @@
-"""Rules for the advantages of single tokens by name: `"clip-cov,share=0.001"`, or
-`"module:function"` for one of your own.
+"""Rules for token advantages by name: `"clip-cov,share=0.001"`, or a custom `"module:function"`.
 
-A rule is a function (signals, advantages) -> advantages, as `shape` of `guided_kl` takes it.
+A rule is a function (signals, advantages) -> advantages, as for `shape` of `guided_kl`.
 """
 
 import functools
@@ -26,18 +25,16 @@ TOKEN_RULES: dict[str, ShapeAdvantages] = {
 
 @contextmanager
 def token_advantages_by(trainer: Any, rule: str | ShapeAdvantages | None) -> Iterator[None]:
-    """Within this context, a rule changes the advantages of single tokens in a `guided_kl` of the
-    trainer, after its `shape`.
+    """Within this context, a rule changes token advantages in a `guided_kl`, after its `shape`.
 
         with token_advantages_by(trainer, "kl-cov,share=0.002"), guided_kl(trainer):
             trainer.train()
 
     Args:
-        trainer: as for `guided_kl`.
-        rule: as `token_rule` takes it; "none" changes nothing.
+        rule: see `token_rule`; "none" changes nothing.
 
     Raises:
-        ValueError: see `token_rule`; from `guided_kl`, a rule that changes nothing there.
+        ValueError: see `token_rule`; from `guided_kl`, a rule that would change nothing.
     """
     function = token_rule(rule)
     if function is None:
@@ -54,13 +51,13 @@ def token_advantages_by(trainer: Any, rule: str | ShapeAdvantages | None) -> Ite
 
 
 def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
-    """The rule of that name, with the settings behind it; None for "none". A function stays.
+    """The rule of a name with settings; None for "none"; a function is returned as it is.
 
     Args:
         text: `"clip-cov"`, `"clip-cov,share=0.001"`, or `"module:function,setting=1"`.
 
     Raises:
-        ValueError: no rule of that name, a setting that it does not have, or not NAME=VALUE.
+        ValueError: an unknown rule or setting, or not NAME=VALUE.
     """
     if text == NONE:
         return None
@@ -84,20 +81,12 @@ def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
 
 
 def check_token_rule(text: str) -> None:
-    """Raise where `rlvr` cannot train with the rule of that name.
-
-    Raises:
-        ValueError: see `token_rule`; or "kl-cov", which changes nothing there.
-    """
+    """Raises ValueError for an unknown rule, or for "kl-cov", which changes nothing in `rlvr`."""
     check_updates(token_rule(text), 1)
 
 
 def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
-    """Raise where a rule changes nothing because each rollout batch has one update.
-
-    Raises:
-        ValueError: it is "kl-cov", and `updates` is 1.
-    """
+    """Raises ValueError for "kl-cov" with a single update of each rollout batch."""
     # `func`: with settings the rule is a functools.partial.
     if getattr(rule, "func", rule) is covariance.kl_cov and updates <= 1:
         raise ValueError(
@@ -107,7 +96,7 @@ def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
 
 
 def updates_of_batch(trainer: Any) -> int:
-    """Optimizer steps that a rollout batch is used for."""
+    """Optimizer steps for each rollout batch."""
     args = trainer.args
     # TRL generates once for steps_per_generation micro-batches, of which one update takes some.
     per_pass = args.steps_per_generation // args.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""What is done to the advantages before they reach the loss."""
+"""Custom changes to the advantages before they reach the loss."""
 
 import inspect
 from collections.abc import Callable
@@ -10,34 +10,31 @@ from torch import Tensor
 from sage_unsloth.objective.signals import TokenSignals, read_only
 
 ShapeAdvantages = Callable[..., Tensor]
-"""(signals, advantages) -> advantages, (B,) or (B, T), in units of reward; by name it may ask for
-any of `OFFERED`."""
+"""(signals, advantages) -> advantages, (B,) or (B, T), in units of reward; arguments named as in
+`OFFERED` are passed too."""
 OFFERED = ("old_logps", "generator", "log_guide", "groups", "metrics")
-"""What a function may ask for by name:
+"""Further arguments of such a function:
 
     old_logps   log π_old of the tokens, nats, (B, T), None in the first update of a rollout batch
-    generator   random numbers that a resumed run draws again
+    generator   random numbers that a resumed run repeats
     log_guide   log q_t, (B, T), 0 outside the mask; None without a guide
     groups      a number for each completion, equal for those of one prompt, (B,); None unless a
                 method needs it
-    metrics     a dict: a (B, T) tensor put in under a name is logged, as `sage/<name>`, by its mean
-                over the tokens
+    metrics     a dict; the token mean of a (B, T) tensor added to it is logged as `sage/<name>`
 """
 
 
 def shape_advantages(
     shape: ShapeAdvantages, signals: TokenSignals, advantages: Tensor, **offered: Any
 ) -> Tensor:
-    """What a user's function makes of the advantages, (B,) or (B, T), without gradient.
+    """The advantages that a user's function returns, (B,) or (B, T), without gradient.
 
     Args:
-        shape: the function.
-        signals: what it may look at.
         advantages: the trainer's, (B,) or (B, T).
-        offered: those of `OFFERED`, which it gets if it has arguments of these names.
+        offered: values for `OFFERED`; the function gets those that it has arguments for.
 
     Raises:
-        ValueError: the result has another shape, or the function wrote into what it was given.
+        ValueError: a result of another shape, or the function wrote into its input.
     """
     # By name, so that a function of the user asks only for what it reads and old ones go on working
     # when something new is offered.

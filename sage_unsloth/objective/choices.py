@@ -1,4 +1,4 @@
-"""What a guide must be, and what it may not be chosen without."""
+"""What a guide must be, and what it requires."""
 
 from collections.abc import Set
 from typing import Any
@@ -8,12 +8,7 @@ from sage_unsloth.objective.signals import OPTIONAL_SIGNALS
 
 
 def check_guide(guide: Guide, beta: float) -> None:
-    """Raise where it is no guide, or has no KL term.
-
-    Raises:
-        TypeError: `guide` is not a guide.
-        ValueError: β is 0.
-    """
+    """Raises TypeError for an object that is not a guide, and ValueError for β = 0."""
     if isinstance(guide, type):
         raise TypeError(
             f"a guide must be an instance, got the class {guide.__name__}. Pass {guide.__name__}()"
@@ -25,7 +20,8 @@ def check_guide(guide: Guide, beta: float) -> None:
     ):
         raise TypeError(
             "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a "
-            f"set `needs` of {OPTIONAL_SIGNALS}, got {guide!r}"
+            f"set `needs` of {OPTIONAL_SIGNALS}, got {guide!r:.100} with `needs` "
+            f"{getattr(guide, 'needs', None)!r:.100}"
         )
     if beta == 0.0:
         raise ValueError(
@@ -35,7 +31,7 @@ def check_guide(guide: Guide, beta: float) -> None:
 
 
 def check_teacher(guide: Guide | None, teacher: Any) -> None:
-    """Raise ValueError unless a teacher is given exactly where the guide reads one."""
+    """Raises ValueError unless a teacher is given exactly if the guide reads one."""
     needed = guide is not None and "teacher_logps" in guide.needs
     if needed != (teacher is not None):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A guide, or a function's settings, as text: what a checkpoint and a log say of it."""
+"""A guide, or a function's settings, as text for checkpoints and logs."""
 
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -7,11 +7,11 @@ from sage_unsloth.objective.protocols import Guide
 
 
 def describe(guide: Any) -> str:
-    """A guide's class and settings: equal for equal guides in any process.
+    """A guide's class and settings, equal for equal guides in any process.
 
-    Settings are the fields of a dataclass that it prints, or the attributes of another object, if
-    they are numbers, texts, guides, or tuples and sets of these. What a guide collects while it
-    runs (lists, dicts, tensors) is no setting, and neither are attributes of its class.
+    Settings are the printed fields of a dataclass, or the attributes of another object, if they are
+    numbers, texts, guides, or tuples and sets of these. What a guide collects while it runs (lists,
+    dicts, tensors) is not a setting, nor are attributes of its class.
     """
     if guide is None:
         return "None"
@@ -25,7 +25,7 @@ def describe(guide: Any) -> str:
 
 
 def _setting(value: object) -> str | None:
-    """The text of a setting, None for what is none."""
+    """The text of a setting; None for other values."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, Guide) or (is_dataclass(value) and not isinstance(value, type)):

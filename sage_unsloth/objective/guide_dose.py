@@ -1,16 +1,15 @@
-"""What a guide can do, from completions that were sampled before training.
+"""How much a guide can change, from completions sampled before training.
 
-With credit="sequence" the optimum is π* ∝ q π_ref exp(r/β) (Eq. 4), and a completion y is paid
-β Σ_t log q_t beside its reward. GRPO divides rewards by their deviation σ in the group, so in units
-of reward the guide pays
+With credit="sequence" the optimum is π* ∝ q π_ref exp(r/β) (Eq. 4), so a completion y earns β Σ_t
+log q_t in addition to its reward. GRPO divides rewards by their deviation σ in the group, so in
+units of reward the guide pays
 
     β · σ · S(y),    S(y) = Σ_t log q_t, nats.
 
 Let Δ be the largest difference of S between two correct completions. A way of working that solves a
-share `gap` more of the training rows than another one earns `gap` more reward, so the guide can
-keep the other one only if β·σ·Δ >= gap. With credit="token" a guide that depends on the prefix
-multiplies the pull towards π_ref by q_t and does nothing else, so it is GRPO with about β times
-mean q.
+share `gap` more of the training rows than another earns `gap` more reward, so the guide can keep
+the other one only if β·σ·Δ >= gap. With credit="token", a guide that depends only on the prefix
+scales the pull towards π_ref by q_t: it is GRPO with about β times mean q.
 
 Shapes: B completions, T tokens.
 """
@@ -22,20 +21,20 @@ import torch
 from torch import Tensor
 
 GAP = 0.5
-"""Difference of the shares of training rows that two ways solve; .53 on the embedded task."""
+"""Difference between the shares of rows that two ways solve; .53 on the embedded task."""
 
 
 @dataclass(frozen=True)
 class GuideDose:
-    """How much a guide touches, and whom it pays.
+    """How many tokens a guide changes, and which completions it pays.
 
     Attributes:
         touched: share of completion tokens with q ≠ 1.
         guide_mean: mean of q over the tokens.
-        correct, wrong: mean Σ log q of a correct, and of a wrong completion, nats; None of none.
+        correct, wrong: mean Σ log q of a correct and of a wrong completion, nats; None without any.
         spread: Δ, the largest difference of Σ log q between two correct completions, nats; between
-            any two, where fewer than two are correct.
-        sigma: σ, the mean deviation of rewards in groups whose rewards differ; 1 without any.
+            any two if fewer than two are correct.
+        sigma: σ, the mean deviation of rewards in groups with different rewards; 1 without any.
     """
 
     touched: float
@@ -50,11 +49,11 @@ class GuideDose:
         return beta * self.sigma * self.spread
 
     def needed_beta(self, gap: float = GAP) -> float | None:
-        """The β from which `payment` reaches the gap; None where no β does."""
+        """The smallest β with `payment` >= gap; None if there is none."""
         return gap / (self.sigma * self.spread) if self.spread > 0 else None
 
     def needed_spread(self, beta: float, gap: float = GAP) -> float:
-        """The Δ, nats, from which `payment` reaches the gap."""
+        """The smallest Δ, nats, with `payment` >= gap."""
         return gap / (beta * self.sigma)
 
 
@@ -71,10 +70,8 @@ def dose_of(
     Args:
         log_guide: log q_t, (B, T), nats; 0 outside the mask.
         mask: nonzero at completion tokens, (B, T).
-        correct: of each completion.
-        rewards: of each completion.
         groups: the problem of each completion.
-        scale_rewards: as in `RlvrConfig`: "group", "batch" or "none", for which σ is 1.
+        scale_rewards: as in `RlvrConfig`; σ is 1 for "none".
 
     Raises:
         ValueError: no completion token.
@@ -109,7 +106,7 @@ def _sigma(rewards: Sequence[float], groups: Sequence[Hashable], scale_rewards: 
     for reward, group in zip(rewards, groups, strict=True):
         # One key for "batch": the trainer then takes one deviation over all rewards.
         by_group.setdefault("" if scale_rewards == "batch" else group, []).append(reward)
-    # as the trainer takes it, with n − 1
+    # n − 1 in the denominator, as in TRL.
     deviations = [
         float(torch.tensor(group, dtype=torch.float64).std())
         for group in by_group.values()
@@ -120,7 +117,7 @@ def _sigma(rewards: Sequence[float], groups: Sequence[Hashable], scale_rewards: 
 
 
 def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> str:
-    """What the guide can do at this β, in two or three plain sentences."""
+    """Two or three sentences about what the guide can change at this β."""
     if not dose.touched:
         return (
             "This guide touches no token of these completions, so the run is the same without it."

@@ -1,19 +1,19 @@
-"""The metrics that a guided step logs, pooled over its micro-batches and processes.
+"""The metrics of a guided step, pooled over its micro-batches and processes.
 
     sage/guide_mean, _min, _max   q_t over the completion tokens
     sage/log_guide_mean           log q_t, nats
     sage/share_touched            share of completion tokens with q_t ≠ 1
-    sage/entropy                  H_t, nats, when the guide or `log_entropy` asks for entropies
-    sage/ref_entropy              the same of π_ref, when the guide asks for it
-    sage/<name>                   the state of a guide that has one (`protocols.SteeredGuide`), and
-                                  the mean over tokens of what else changes advantages, by its name
+    sage/entropy                  H_t, nats, if the guide or `log_entropy` needs entropies
+    sage/ref_entropy              the same of π_ref, if the guide needs it
+    sage/<name>                   the state of a steered guide (`protocols.SteeredGuide`), and token
+                                  means of custom advantage terms
     kl/ref_k3                     k3 to π_ref, nats; not without a KL term
     kl/anchor_k3                  k3 to q·π_ref, nats: Unsloth's `kl` under the estimator "k3"
 
-Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever penalty is in the
-loss: by it runs can be compared. Both k3 are means over completions of the token mean, each token
-bounded as in Unsloth's loss. Sums are pooled, not means of micro-batches averaged, so micro-batches
-of different sizes are weighted right.
+Without a guide only `kl/ref_k3` and `sage/entropy` are logged, whatever the penalty in the loss, so
+that runs can be compared. Both k3 are means over completions of the token mean, with Unsloth's
+bound for each token. Sums are pooled instead of averaging means, so that micro-batches of different
+sizes have the right weight.
 """
 
 import math
@@ -27,19 +27,19 @@ from sage_unsloth.objective.kl import LOG_RATIO_MAX, UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.signals import TokenSignals
 
 LOG_GUIDE_MAX = LOG_RATIO_MAX
-"""Largest |log q_t|, nats: Unsloth clamps log-ratios there, so more would have no effect."""
+"""Largest |log q_t|, nats: Unsloth clamps log-ratios there, so a larger one has no effect."""
 
 
 class GuideMetrics:
-    """The running totals of one window: all that was added since the trainer last logged."""
+    """Running totals of one window: everything since the trainer last logged."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._last: list[float] | None = None
         self.values: dict[str, float] = {}
-        """Of the window so far, by metric."""
+        """Metrics of the window so far."""
         self.tokens = 0
-        """Completion tokens of the window; the values mean nothing where there are none."""
+        """Completion tokens of the window; with 0 the values mean nothing."""
 
     def add(
         self,
@@ -49,14 +49,12 @@ class GuideMetrics:
         metrics: MutableMapping[str, list[Any]],
         further: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add one micro-batch and write the window's values into the trainer's `metrics`.
+        """Adds one micro-batch and writes the window's values into the trainer's `metrics`.
 
         Args:
-            signals: what the guide saw, (B, T).
-            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide, and where the
-                signals have no reference.
+            log_guide: log q_t, (B, T), 0 outside the mask; None without a guide or a reference.
             gather: collects a (1, n) tensor of every process into (processes, n).
-            metrics: the trainer's lists of values; it averages a list and empties it when it logs.
+            metrics: the trainer's lists of values, which it averages and empties when it logs.
             further: values of tokens by name, (B, T), whose mean is logged.
 
         Raises:
@@ -102,7 +100,7 @@ class GuideMetrics:
 
 
 def _check_range(total: float, lowest: float, highest: float) -> None:
-    """Of one micro-batch: Σ log q_t, and the extremes of q_t."""
+    """Takes Σ log q_t and the extremes of q_t in one micro-batch."""
     if not math.isfinite(total):
         raise ValueError(f"log_guide must be finite on completion tokens, got {total}")
     largest = math.exp(LOG_GUIDE_MAX) * (1 + 1e-5)  # one float32 step at 20 is 2e-6 nats
@@ -117,7 +115,7 @@ def _check_range(total: float, lowest: float, highest: float) -> None:
 def _micro_batch(
     signals: TokenSignals, log_guide: Tensor | None, further: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What adds up over micro-batches, and what is a minimum over them; 0-d tensors."""
+    """Sums and minima over one micro-batch; 0-d tensors."""
     valid = signals.mask.bool()
     per_row = valid.sum(-1)
     policy = torch.where(valid, signals.policy_logps.float(), 0.0)

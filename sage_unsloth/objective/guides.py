@@ -1,4 +1,4 @@
-"""Guides: q(x, y) = Π_t q_t, which turns the KL anchor π_ref into q·π_ref (arXiv 2605.18864).
+"""Guides: q(x, y) = Π_t q_t turns the KL anchor π_ref into q·π_ref (arXiv 2605.18864).
 
 Three ways to choose q_t:
 
@@ -7,16 +7,15 @@ Three ways to choose q_t:
     branch   q_t = 1 + ratio · max(0, H_t − threshold),  H_t = entropy before y_t  (Eq. 11)
 
 with ξ ~ N(0, 1). Each q_t is clipped to [q_min, q_max], is a constant in the update (no gradient),
-and is 1 outside the completion. What a guide returns is log q_t, because that is what is added to
-the reference log-probabilities. Guides beyond these three are in `methods/`.
+and is 1 outside the completion. A guide returns log q_t, which is added to the reference
+log-probabilities. Other guides are in `methods/`.
 
 Entropies and surprisals are the policy's, as in the paper, or the reference's
 (`source="reference"`): then q·π_ref is one fixed anchor for the whole run, as the theory of Eq. 4
 assumes.
 
-Differs from the authors' code: time is the optimizer step and nothing else, so it survives a
-checkpoint; noise comes from a generator that the caller owns
-(torch's global one with None); no loop runs over rows.
+Differs from the authors' code: time is the optimizer step alone, so it survives a checkpoint; noise
+comes from the caller's generator (torch's global one with None); no loop over rows.
 
 Shapes: B completions, T tokens.
 """
@@ -40,17 +39,15 @@ SOURCES = ("policy", "reference")
 
 @dataclass(frozen=True)
 class BranchGuide:
-    """Eq. 11: a stronger anchor where the policy is undecided, q_t = 1 + ratio · max(0, H_t −
-    threshold).
+    """Eq. 11: a stronger anchor at undecided tokens, q_t = 1 + ratio · max(0, H_t − threshold).
 
-    As the paper's loss differentiates it, per token, this multiplies the pull towards π_ref by
-    q(s_t) and leaves the anchor's shape alone (q_t does not depend on y_t). With `ratio=0` it is
-    plain GRPO that also logs entropies.
+    In the paper's per-token loss this scales the pull towards π_ref by q(s_t) and keeps the
+    anchor's shape, since q_t does not depend on y_t. With `ratio=0` it is plain GRPO that also logs
+    entropies.
 
     Attributes:
         ratio: increase of q_t for each nat above the threshold.
-        threshold: entropy from which a token counts as a branch point, nats.
-        q_min, q_max: q_t is clipped to [q_min, q_max].
+        threshold: entropy above which a token counts as a branch point, nats.
         source: whose entropies: "policy", as they change in training, or "reference".
     """
 
@@ -88,11 +85,7 @@ class BranchGuide:
         max_steps: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log q_t, (B, T) float32; `step`, `max_steps` and `generator` are not used.
-
-        Raises:
-            ValueError: the signals carry no entropies of that source.
-        """
+        """log q_t, (B, T) float32; ValueError if the signals have no entropies of that source."""
         name = "entropies" if self.source == "policy" else "ref_entropies"
         excess = torch.relu(signals.require(name, self).float() - self.threshold)
         return _log_clipped(1 + self.ratio * excess, signals.mask, self.q_min, self.q_max)
@@ -102,9 +95,9 @@ class BranchGuide:
 class TokenGuide:
     """Eq. 10: a larger anchor probability for surprising tokens, q_t = 1 + α w_t + σ w_t ξ.
 
-    w_t ∈ [0, 1] is the surprisal −log π(y_t | s_t), normalised over the valid tokens of its own
-    completion. With the paper's norms q_t therefore reads the whole completion, and Π_t q_t is no
-    product of factors that each know the past alone (Eq. 7); with "causal" it is.
+    w_t ∈ [0, 1] is the surprisal −log π(y_t | s_t), normalised over the valid tokens of its
+    completion. With the paper's norms q_t therefore depends on the whole completion, and Π_t q_t is
+    not a product of factors that depend on the past (Eq. 7); with "causal" it is.
 
     Attributes:
         alpha: α, mean increase of q at the most surprising token, by optimizer step.
@@ -112,10 +105,9 @@ class TokenGuide:
         norm: "minmax" clips to the completion's 5 % and 95 % quantiles and rescales to [0, 1];
             "rank" is rank / (n − 1); "zscore" is the sigmoid of the z-score (population standard
             deviation); "causal" is the running quantile level, the share of the completion up to
-            y_t that is less surprising than y_t, itself and its equals counted half. A completion
-            whose tokens cannot be told apart gets w = 0 ("minmax"), 0 for its only token ("rank")
-            or ½ ("zscore", "causal").
-        q_min, q_max: q_t is clipped to [q_min, q_max].
+            y_t that is less surprising than y_t, with itself and its equals counted half. If all
+            tokens are equal, w is 0 ("minmax"), 0 for a single token ("rank") or ½ ("zscore",
+            "causal").
         source: whose surprisal: "policy", as it changes in training, or "reference".
     """
 
@@ -128,7 +120,7 @@ class TokenGuide:
 
     @property
     def causal(self) -> bool:
-        """The other norms rank a token among those after it."""
+        """Only norm "causal": the others rank a token among later ones."""
         return self.norm == "causal"
 
     @property
@@ -150,16 +142,14 @@ class TokenGuide:
         max_steps: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; ξ comes from
-        `generator`.
-        """
+        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`."""
         logps = signals.policy_logps
         if self.source == "reference":
             logps = signals.require("ref_logps", self)
         weight = normalised_surprisal(logps, signals.mask, self.norm)
         alpha = self.alpha.value(step, max_steps)
         sigma = self.sigma.value(step, max_steps)
-        # Drawn for every position, padding too: what a token gets does not depend on the mask.
+        # For every position, padding too: the noise of a token does not depend on the mask.
         noise = _normal_like(weight, generator)
         return _log_clipped(
             1 + alpha * weight + sigma * weight * noise, signals.mask, self.q_min, self.q_max
@@ -168,13 +158,13 @@ class TokenGuide:
 
 @dataclass(frozen=True)
 class RandomGuide:
-    """Eq. 9: q_t = 1 + σ ξ with probability ε, else 1. E[q_t] is 1 whatever the token: GRPO plus
-    noise, a noise floor.
+    """Eq. 9: q_t = 1 + σ ξ with probability ε, else 1.
+
+    E[q_t] is 1 for every token: GRPO plus noise, a noise floor.
 
     Attributes:
         epsilon: ε, probability that a token is touched, by optimizer step; at most 1.
         sigma: σ, standard deviation of q there.
-        q_min, q_max: q_t is clipped to [q_min, q_max].
     """
 
     epsilon: CosineSchedule = CosineSchedule(0.1, 0.0)
@@ -207,9 +197,7 @@ class RandomGuide:
         max_steps: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`; all draws come from
-        `generator`.
-        """
+        """log q_t, (B, T) float32, at optimizer step `step` of `max_steps`."""
         epsilon = self.epsilon.value(step, max_steps)
         sigma = self.sigma.value(step, max_steps)
         # Both draws are of full shape, whatever epsilon is, so that a resumed run draws the same
@@ -222,7 +210,7 @@ class RandomGuide:
 
 
 def _log_clipped(guide: Tensor, mask: Tensor, q_min: float, q_max: float) -> Tensor:
-    """log of the clipped guide, 0 outside the mask; nan and inf there do not come through."""
+    """log of the clipped guide; 0 outside the mask, where it may be nan or inf."""
     # Clip before the logarithm: q can be below 0, since ξ has no bound.
     return torch.where(mask.bool(), guide.float().clamp(q_min, q_max).log(), 0.0)
 
@@ -239,7 +227,7 @@ def _check_source(source: str) -> None:
 
 
 def check_clip(q_min: float, q_max: float) -> None:
-    """Raise ValueError unless 0 < q_min <= q_max < ∞."""
+    """Raises ValueError unless 0 < q_min <= q_max < ∞."""
     if not q_min > 0:
         raise ValueError(f"q_min must be > 0 because log q is taken, got {q_min}")
     if not q_min <= q_max < math.inf:

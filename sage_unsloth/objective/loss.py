@@ -1,6 +1,6 @@
-"""The GRPO loss in plain torch: what Unsloth's fused loss computes, to read and to test against.
+"""The GRPO loss in plain torch: a readable reference for Unsloth's fused loss.
 
-Every path of the patched trainer is compared with it, gradients included.
+Every path of the patched trainer is tested against it, gradients included.
 
 Shapes: B completions, T completion tokens. Log-probabilities are in nats.
 """
@@ -48,9 +48,9 @@ def grpo_loss(
         dapo     Σ ℓ / number of valid tokens
 
     `dapo` counts the tokens of the whole generation batch, not of one micro-batch: pass
-    `num_items_in_batch`. `bnpo` is the same there up to Unsloth 2026.10.7; from 2026.10.9 it counts
-    the micro-batch's own tokens, so that with gradient accumulation the two versions train on
-    different losses.
+    `num_items_in_batch`. `bnpo` does so too up to Unsloth 2026.10.7; from 2026.10.9 it counts the
+    micro-batch's own tokens, so with gradient accumulation the two versions train on different
+    losses.
 
     Args:
         per_token_logps: log π(y_t | s_t), carries the gradient, (B, T).
@@ -58,21 +58,20 @@ def grpo_loss(
         completion_mask: 1 for the tokens of the completion, (B, T).
         advantages: A, (B,) or (B, T).
         old_per_token_logps: log π_old at sampling time, (B, T); None means on-policy (ρ = 1 with
-            its gradient kept).
+            its gradient).
         log_guide: log q_t, (B, T); None is q = 1.
-        beta: KL coefficient β.
         epsilon, epsilon_high: clip range of ρ.
-        kl_estimator: the penalty: "k3", "k3-is" (`k3_is`), or a function such as those of
+        kl_estimator: "k3", "k3-is" (`k3_is`), or a function such as those of
             `methods.penalties.PENALTIES`.
-        k3_max: upper bound of a token's k3, for "k3" and "k3-is"; None for no bound. Unsloth
-            2026.10.9 bounds "k3-is" after its ratio: a bounded token has no gradient of it there.
+        k3_max: bound of a token's k3, for "k3" and "k3-is"; None for no bound. Unsloth 2026.10.9
+            bounds "k3-is" after its ratio, so a bounded token has no gradient of the ratio.
         max_completion_length: tokens, for `dr_grpo`.
-        num_items_in_batch: valid tokens that `bnpo` and `dapo` divide by; None counts those of this
+        num_items_in_batch: divisor of `bnpo` and `dapo`; None counts the valid tokens of this
             batch.
 
     Raises:
-        ValueError: an unknown `loss_type`, `kl_estimator` or level, a missing reference, or shapes
-            that differ.
+        ValueError: an unknown `loss_type`, `kl_estimator` or level, a missing reference, or
+            different shapes.
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"loss_type must be one of {LOSS_TYPES}, got {loss_type!r}")

@@ -1,4 +1,4 @@
-"""What a guide is: any object with these members, of any class."""
+"""The interfaces of a guide: any object with these members."""
 
 from collections.abc import Mapping, Set
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from sage_unsloth.objective.signals import TokenSignals
 
 @runtime_checkable
 class Guide(Protocol):
-    """What `guided_kl` accepts: any object with these two members is a guide.
+    """What `guided_kl` accepts.
 
     Attributes:
         needs: which of `OPTIONAL_SIGNALS` `log_guide` reads.
@@ -34,10 +34,10 @@ class Guide(Protocol):
 
 @runtime_checkable
 class CausalGuide(Guide, Protocol):
-    """A guide that says whether log q_t depends on y_1..y_t alone.
+    """A guide that says whether log q_t depends only on y_1..y_t.
 
-    credit="sequence" takes no other, because it pays a token only for those after it. A guide
-    without the attribute counts as one that reads later tokens.
+    credit="sequence" requires causal = True, because it pays a token only for later ones. A guide
+    without the attribute counts as not causal.
 
     Attributes:
         causal: True if no token after y_t changes log q_t.
@@ -49,20 +49,16 @@ class CausalGuide(Guide, Protocol):
 
 @runtime_checkable
 class SteeredGuide(Guide, Protocol):
-    """A guide with a state of its own, which is moved after each optimizer step and kept in each
-    checkpoint.
-    """
+    """A guide with a state that changes after each optimizer step and is saved in checkpoints."""
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
-        """Learn from the metrics of `sage_unsloth.objective.guide_metrics`, pooled over the step's
-        micro-batches and processes.
-        """
+        """Updates the state from the step's metrics (`objective.guide_metrics`)."""
         ...
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps, as numbers; each is logged as `sage/<name>`."""
+        """The state as numbers; each is logged as `sage/<name>`."""
         ...
 
     def restore(self, state: Mapping[str, float] | None) -> None:
-        """Continue from what `state()` returned, or from the beginning with None."""
+        """Continues from what `state()` returned, or from the start with None."""
         ...

@@ -13,8 +13,7 @@ class CosineSchedule:
 
     Attributes:
         upper: value at step 0.
-        lower: value that each period falls towards.
-        periods: number of periods in `max_steps`.
+        lower: value at the end of each period.
         decay: factor on `upper` from one period to the next.
     """
 
@@ -37,11 +36,7 @@ class CosineSchedule:
             raise ValueError(f"decay must be in (0, 1], got {self.decay}")
 
     def value(self, step: int, max_steps: int) -> float:
-        """The scheduled value at optimizer step `step` of `max_steps`.
-
-        Raises:
-            ValueError: `step` < 0 or `max_steps` < 1.
-        """
+        """The value at `step` of `max_steps`; ValueError for `step` < 0 or `max_steps` < 1."""
         if step < 0 or max_steps < 1:
             raise ValueError(
                 f"step must be >= 0 and max_steps >= 1, got step={step}, max_steps={max_steps}"

@@ -1,4 +1,4 @@
-"""What a guide may look at: one value for each completion token."""
+"""The signals that a guide may read: one value for each completion token."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 OPTIONAL_SIGNALS = ("entropies", "ref_entropies", "teacher_logps")
-"""The fields of `TokenSignals` that are there only if a guide needs them."""
+"""Fields of `TokenSignals` that are set only if a guide needs them."""
 
 
 @contextmanager
 def read_only(tensors: Mapping[str, Tensor | None], reader: object) -> Iterator[None]:
-    """Within this context, the tensors must not be written into; they are the loss's own.
+    """Within this context, writing into the tensors, which belong to the loss, is an error.
 
-    PyTorch counts the writes into a tensor and its views, so the check costs nothing. Writes
-    through `.data` or `.numpy()`, and into tensors of `torch.inference_mode`, are not counted.
+    PyTorch counts the writes into a tensor and its views, so the check is free. Writes through
+    `.data` or `.numpy()`, and into tensors of `torch.inference_mode`, are not counted.
 
     Raises:
-        ValueError: naming the tensors.
+        ValueError: with the names of the tensors.
     """
     counted = {name: t for name, t in tensors.items() if t is not None and not t.is_inference()}
     before = {name: (t, t._version) for name, t in counted.items()}
@@ -34,16 +34,14 @@ def read_only(tensors: Mapping[str, Tensor | None], reader: object) -> Iterator[
 
 @dataclass(frozen=True)
 class TokenSignals:
-    """What a guide may look at, one value for each completion token.
+    """What a guide may read, one value for each completion token.
 
     Attributes:
         policy_logps: log π(y_t | s_t) of the policy being trained, nats, (B, T).
-        ref_logps: log π_ref(y_t | s_t), nats, (B, T); a guide always has it (None only where
-            nothing but metrics is computed).
-        mask: nonzero where the token belongs to the completion, (B, T). Values elsewhere mean
-            nothing and may be inf or nan.
+        ref_logps: log π_ref(y_t | s_t), nats, (B, T); None only if there are metrics and no guide.
+        mask: nonzero at tokens of the completion, (B, T). Values elsewhere may be inf or nan.
         entropies: H_t = −Σ_v π(v | s_t) log π(v | s_t) over the whole vocabulary at the sampling
-            temperature, nats, (B, T); None unless the guide needs them or `log_entropy` is on.
+            temperature, nats, (B, T); None unless the guide or `log_entropy` needs them.
         ref_entropies: the same of π_ref, nats, (B, T); None unless the guide needs them.
         teacher_logps: log π_teacher(y_t | s_t), nats, (B, T); None unless the guide needs them.
 
@@ -66,11 +64,7 @@ class TokenSignals:
             )
 
     def require(self, name: str, guide: object) -> Tensor:
-        """The signal `name`, for `guide` (or a name of what reads it).
-
-        Raises:
-            ValueError: it is None.
-        """
+        """The signal `name`; ValueError, naming the guide that needs it, if it is None."""
         value = getattr(self, name)
         if value is None:
             reader = guide if isinstance(guide, str) else type(guide).__name__

@@ -7,8 +7,8 @@ NORMS = ("minmax", "rank", "zscore", "causal")
 
 
 def normalised_surprisal(logps: Tensor, mask: Tensor, norm: str = "minmax") -> Tensor:
-    """w_t ∈ [0, 1], (B, T) float32: −log π(y_t | s_t) on the scale of its own completion, 0 where
-    the mask is 0.
+    """w_t ∈ [0, 1], (B, T) float32: −log π(y_t | s_t) on the scale of its completion; 0 outside the
+    mask.
     """
     valid = mask.bool()
     surprisal = torch.where(valid, -logps.detach().float(), torch.nan)
@@ -39,8 +39,9 @@ def normalised_surprisal(logps: Tensor, mask: Tensor, norm: str = "minmax") -> T
 
 
 def _running_level(values: Tensor, block: int = 128) -> Tensor:
-    """(#{i <= t: v_i < v_t} + ½ #{i <= t: v_i = v_t}) / #{i <= t}, (B, T), nan left out; B·block·T
-    comparisons at a time.
+    """(#{i <= t: v_i < v_t} + ½ #{i <= t: v_i = v_t}) / #{i <= t}, (B, T), ignoring nan.
+
+    B·block·T comparisons at a time.
     """
     count = (~values.isnan()).cumsum(-1).clamp(min=1)
     levels = []
@@ -57,8 +58,8 @@ def _running_level(values: Tensor, block: int = 128) -> Tensor:
 
 
 def _row_quantiles(values: Tensor, quantiles: tuple[float, ...]) -> list[Tensor]:
-    """Quantiles of each row's numbers, nan left out, by linear interpolation; each (B, 1), nan for
-    an empty row.
+    """Quantiles of each row's numbers, (B, 1) each, linear; nan is ignored, and nan for an empty
+    row.
     """
     points = torch.tensor(quantiles, dtype=values.dtype, device=values.device)
     return list(torch.nanquantile(values, points, dim=-1, keepdim=True))

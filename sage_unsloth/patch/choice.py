@@ -1,4 +1,4 @@
-"""What one `guided_kl` was asked for, and what the methods around it add."""
+"""The arguments of one `guided_kl`, and the methods around it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,20 +13,20 @@ from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import ContractError
 
 METHODS, OPEN = "_sage_unsloth_methods", "_sage_unsloth_open"
-"""Ours, on the trainer: the methods that `guided_kl` will find, and whether it is open."""
+"""Our attributes of the trainer: the open methods, and whether `guided_kl` is open."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What a context outside of `guided_kl` asks of it.
+    """A method, as a context outside `guided_kl` requests it.
 
     Attributes:
-        name: as a checkpoint records it; of a trainer's methods each has another one.
-        record: what a resumed run must agree in.
-        check: (trainer, choice) raises where they do not go together; called by `guided_kl`.
-        shape: changes the advantages of each micro-batch, in the place of `listening.SHAPES`.
+        name: unique on the trainer, and the key in a checkpoint.
+        record: must be equal to resume.
+        check: (trainer, choice) raises if they do not fit together; called by `guided_kl`.
+        shape: changes the advantages of each micro-batch, in the order of `listening.SHAPES`.
         needs: further signals of the batch, such as "groups".
-        needs_hook: the loss must consult the hook, without a guide too.
+        needs_hook: the loss must call the hook even without a guide.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Method:
 
 @contextmanager
 def method_added(trainer: Any, method: Method) -> Iterator[None]:
-    """Within this context, a `guided_kl` of the trainer that is opened takes the method up.
+    """Within this context, the next `guided_kl` of the trainer uses the method.
 
     Raises:
-        ContractError: `guided_kl` is open already, has the method already, or is not open when
+        ContractError: `guided_kl` is already open, already has the method, or is not open when
             training begins.
     """
     methods: tuple[Method, ...] = vars(trainer).get(METHODS, ())
@@ -71,10 +71,10 @@ def method_added(trainer: Any, method: Method) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The arguments of `guided_kl`, by their names, and the methods opened around it.
+    """The arguments of `guided_kl` by name, and the methods opened around it.
 
-    It is checked against the trainer (`settings.check_settings`), recorded in each checkpoint and
-    compared on resume (`trained_with.resume_record`), and what the hook goes by.
+    Checked against the trainer (`settings.check_settings`), recorded in each checkpoint and
+    compared on resume (`trained_with.resume_record`).
     """
 
     guide: Guide | None
@@ -85,7 +85,7 @@ class Choice:
 
     @property
     def needs(self) -> set[str]:
-        """The optional signals that the guide and the methods read."""
+        """Optional signals of the guide and the methods."""
         of_guide = set() if self.guide is None else set(self.guide.needs)
         return of_guide.union(*(method.needs for method in self.methods))
 
@@ -95,28 +95,26 @@ class Choice:
 
     @property
     def needs_hook(self) -> bool:
-        """Whether anything of the trainer's loss must be replaced."""
+        """Whether anything in the trainer's loss must be replaced."""
         given = self.guide is not None or self.shape is not None or self.log_entropy
         return given or any(method.needs_hook for method in self.methods)
 
     @property
     def shapes(self) -> list[ShapeAdvantages]:
-        """What changes the advantages of a micro-batch, in order."""
+        """Functions that change the advantages of a micro-batch, in order."""
         # SHAPES fixes the order, so that the order in which the contexts were opened cannot change
         # a loss.
         by_name = {"shape": self.shape} | {m.name: m.shape for m in self.methods}
         return [shape for name in SHAPES if (shape := by_name.get(name)) is not None]
 
     def recorded(self, name: str, default: str) -> str:
-        """What a method of that name records."""
+        """The record of the method of that name."""
         return next((m.record for m in self.methods if m.name == name), default)
 
 
 def is_open(trainer: Any) -> bool:
-    """Whether a `guided_kl` of the trainer is open."""
     return OPEN in vars(trainer)
 
 
 def added_methods(trainer: Any) -> tuple[Method, ...]:
-    """Those that are open around it."""
     return vars(trainer).get(METHODS, ())

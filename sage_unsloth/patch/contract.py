@@ -1,8 +1,8 @@
-"""What the trainers must be for the patch to hold. Nothing is replaced here.
+"""What the trainers must be for the patch to work. Nothing is replaced here.
 
-The worst failure is no exception and the wrong loss. Therefore names, parameters, the number of
-calls and, on one small batch, the numbers themselves are checked before `guided_kl` replaces
-anything; anything else is a `ContractError`. Source is parsed only to be checked.
+The worst failure is a wrong loss without an exception. So names, parameters, numbers of calls and,
+on one small batch, the loss itself are checked before `guided_kl` replaces anything. A difference
+is a `ContractError`. Source is parsed only for these checks.
 """
 
 import ast
@@ -29,7 +29,7 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def check_parameters(name: str, function: Any, expected: tuple[str, ...]) -> None:
-    """Raises ContractError unless the function is there and begins with these parameters."""
+    """Raises ContractError unless the function exists and begins with these parameters."""
     if not callable(function):
         raise ContractError(f"{name} must be a function", actual=repr(function), expected=name)
     result = tuple(inspect.signature(function).parameters)
@@ -42,8 +42,9 @@ def check_parameters(name: str, function: Any, expected: tuple[str, ...]) -> Non
 def check_numbers(
     name: str, run: Run, kl_estimator: str | Penalty = "k3", *, k3_max: float | None
 ) -> None:
-    """A trainer's loss and gradient, with the anchor shifted, against the plain-torch loss on a
-    (2, 3) batch, of which one token is far from the reference.
+    """Compares a trainer's loss and gradient, with a shifted anchor, with the plain-torch loss.
+
+    The batch is (2, 3), with one token far from the reference.
 
     Args:
         name: of the trainer's function, for the message.
@@ -66,7 +67,7 @@ def check_numbers(
         result = run(trainer_logps, ref + log_guide, mask, advantages)
         (trainer_gradient,) = torch.autograd.grad(result, trainer_logps)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        # `run` has said already what differs.
+        # Raised by `run` itself, with a more precise message.
         if isinstance(error, ContractError):
             raise
         raise ContractError(
@@ -98,12 +99,7 @@ def check_numbers(
 
 
 def check_unsloth(module: types.ModuleType) -> None:
-    """Check everything the patch relies on in Unsloth's generated module.
-
-    Raises:
-        ContractError: a name, a parameter, a number of calls or a computed value is not as
-            expected.
-    """
+    """Raises ContractError unless Unsloth's generated module has all that the patch relies on."""
     for name, expected in names.EXPECTED_PARAMETERS.items():
         target = getattr(module, name, None)
         if target is None:
@@ -120,8 +116,10 @@ def check_unsloth(module: types.ModuleType) -> None:
 
 
 def check_ratio(kernel: Callable[..., tuple]) -> None:
-    """Raises ContractError unless the kernel's "k3-is" is that of a tested version: bounded before
-    the ratio (2026.10.7), or after it, so that a bounded token has no gradient of the ratio.
+    """Raises ContractError unless the kernel's "k3-is" is that of a tested version.
+
+    It is bounded before the ratio (2026.10.7), or after it, which leaves a bounded token without a
+    gradient of the ratio.
     """
 
     def bounded_after(logps: Tensor, anchor: Tensor) -> Tensor:
@@ -139,7 +137,7 @@ def check_ratio(kernel: Callable[..., tuple]) -> None:
 
 
 def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) -> Run:
-    """Unsloth's loss kernel, or one with its parameters and seven values."""
+    """Wraps Unsloth's loss kernel, or one with its parameters and seven values."""
 
     def run(new_logps: Tensor, anchor: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
         result = kernel(
@@ -156,7 +154,7 @@ def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) ->
             epsilon_low=0.2,
             epsilon_high=0.2,
             use_bias_correction_kl=with_ratio,
-            entropy_mask=None,  # what `UnslothHook.mask` returns where nothing is masked
+            entropy_mask=None,  # as `UnslothHook` returns if nothing is masked
         )
         # The trainer unpacks them, so another number is another version.
         if len(result) != 7:
@@ -169,7 +167,7 @@ def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) ->
 
 
 def _check_scorer() -> None:
-    """Unsloth's scorer of log-probs and entropies must take what `one_pass.py` is called with."""
+    """Checks that Unsloth's scorer has the parameters that `one_pass.py` uses."""
     scorer = getattr(importlib.import_module(names.ZOO), names.SCORER_WITH_ENTROPY, None)
     parameters = () if scorer is None else tuple(inspect.signature(scorer).parameters)
     expected = names.SCORER_PARAMETERS
@@ -182,8 +180,9 @@ def _check_scorer() -> None:
 
 
 def _check_calls(module: types.ModuleType) -> None:
-    """Each function that is replaced must be looked up where it is replaced, at every call, and
-    called once, with these arguments first.
+    """Checks where Unsloth's loss looks up each replaced function, and how it calls it.
+
+    Each must be looked up at every call and called once, with these arguments first.
     """
     # Numbers cannot show where Unsloth looks a function up, so its source is read for that.
     loss = _syntax_tree(getattr(module, names.LOSS))
@@ -231,17 +230,17 @@ def _syntax_tree(function: Any) -> ast.AST:
 
 
 def check_trl(trainer_class: type, consulted_loss: Callable[..., Tensor]) -> None:
-    """Check everything the patch relies on in TRL's trainer.
+    """Checks everything that the patch relies on in TRL's trainer.
 
     A loss that reads the reference or the advantages before they are replaced, or elsewhere, gives
     other numbers.
 
     Args:
-        trainer_class: TRL's, or one that derives from it.
-        consulted_loss: what calls its loss (`trl_seam.py`).
+        trainer_class: TRL's, or a subclass.
+        consulted_loss: calls its loss (`trl_seam.py`).
 
     Raises:
-        ContractError: a name, a parameter or a computed value is not as expected.
+        ContractError: a name, a parameter or a computed value differs.
     """
     loss = getattr(trainer_class, names.TRL_LOSS, None)
     if not isinstance(loss, types.FunctionType):
@@ -271,7 +270,7 @@ def run_of_trl(
     with_ratio: bool = False,
     **attributes: Any,
 ) -> Run:
-    """TRL's `_compute_loss` on a stand-in for a trainer, which has further attributes."""
+    """Wraps TRL's `_compute_loss` with a stand-in for a trainer, which has these attributes."""
 
     def run(new_logps: Tensor, anchor: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
         trainer = _stand_in(new_logps, with_ratio, attributes)
@@ -293,7 +292,7 @@ def run_of_trl(
 
 
 def _stand_in(new_logps: Tensor, with_ratio: bool, attributes: dict[str, Any]) -> Any:
-    """What `_compute_loss` reads of a trainer, in one process and without any further term."""
+    """The attributes that `_compute_loss` reads from a trainer, for one process."""
 
     def score(*args: Any, **kwargs: Any) -> tuple:
         return new_logps, torch.zeros_like(new_logps), None

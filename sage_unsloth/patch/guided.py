@@ -1,15 +1,16 @@
 """`guided_kl`: the KL anchor q·π_ref inside the GRPO loss of Unsloth's or TRL's trainer.
 
-Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps − new_logps, and use the
-reference log-probabilities nowhere else. So adding log_guide to `ref_logps` *is* the guide-weighted
-pseudo-KL: no second loss and no further forward pass.
+Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps − new_logps (Unsloth
+clamps it), and use the reference log-probabilities nowhere else. So adding log_guide to `ref_logps`
+makes q·π_ref the anchor: no second loss and no further forward pass. Its gradient in expectation is
+in `objective/kl.py`.
 
-The worst failure is no exception and the wrong loss. So a contract (`contract.py`) checks names,
-parameters, calls and numbers before anything is replaced, and a step that does not pass through the
-hook stops training (`watch.py`); both raise `ContractError`.
+The worst failure is a wrong loss without an exception. So a contract (`contract.py`) checks names,
+parameters, calls and numbers before anything is replaced, and a step that bypasses the hook stops
+training (`watch.py`); both raise `ContractError`.
 
-Read next: `unsloth_seam.py` (or `trl_seam.py`), then `hook.py`. The whole way is five files, which
-docs/architecture.md names.
+Read next: `unsloth_seam.py` (or `trl_seam.py`), then `hook.py`. docs/architecture.md lists the five
+files of this path.
 """
 
 import logging
@@ -49,45 +50,44 @@ def guided_kl(
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    Methods beside SAGE (`sage_unsloth.methods`) are contexts that are opened before it:
+    Other methods (`sage_unsloth.methods`) are contexts that are opened before it:
 
         with advantages_by(trainer, "maxrl"), guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    With torchrun or accelerate it is called in every process; step and metrics are then those of
-    the whole batch.
+    With torchrun or accelerate every process calls it; step and metrics are then those of the whole
+    batch.
 
-    Unless nothing is replaced, each optimizer step logs the metrics of
-    `sage_unsloth.objective.guide_metrics` beside the trainer's own. The guide's time is
-    `trainer.state.global_step`; its noise is drawn from a generator seeded by `trainer.args.seed`,
-    the step, the micro-batch and the process, so a resumed run gets the same values.
+    Each optimizer step also logs the metrics of `sage_unsloth.objective.guide_metrics`, unless
+    nothing is replaced. The guide's time is `trainer.state.global_step`; its noise comes from a
+    generator seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a resumed
+    run gets the same values.
 
     Args:
-        trainer: Unsloth's generated `GRPOTrainer`; or TRL's own, where Unsloth is not imported
+        trainer: Unsloth's generated `GRPOTrainer`; or TRL's own, if Unsloth is not imported
             (docs/many_gpus.md). Other trainers in the process are not affected.
         guide: any object with the members of `Guide`; None is q = 1.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
             without gradient.
-        shape: your own (signals, advantages) → advantages, (B,) or (B, T), in units of reward and
-            used without gradient; values outside the mask are dropped. `signals.entropies` are
-            there with `log_entropy`; arguments named in `objective.advantages.OFFERED` are given.
-        log_entropy: log `sage/entropy` (and `kl/ref_k3`) also where no guide needs entropies,
-            without a KL term too. The loss stays what it is; Unsloth computes the entropies in the
+        shape: a custom (signals, advantages) → advantages, (B,) or (B, T), in units of reward and
+            without gradient; values outside the mask are dropped. `signals.entropies` needs
+            `log_entropy`; arguments named in `objective.advantages.OFFERED` are passed too.
+        log_entropy: log `sage/entropy` (and `kl/ref_k3`) even if no guide needs entropies, also
+            without a KL term. The loss does not change; Unsloth computes the entropies in the
             gradient pass, as TRL always does.
-        resume_with_changes: resume a checkpoint that was trained with another guide, β, teacher,
-            shape, method or trainer (each checkpoint records them); otherwise it is refused. A
-            guide whose state the checkpoint lacks begins at its first.
+        resume_with_changes: resume a checkpoint of another guide, β, teacher, shape, method or
+            trainer, which is otherwise refused. A guide whose state is not in the checkpoint starts
+            from its initial state.
 
     Raises:
-        ValueError: `trainer.beta` is 0 with a guide, `use_bias_correction_kl` is set without being
-            asked for, methods that contradict each other or the trainer, a guide without the
-            teacher that it needs, the model is not prepared for Unsloth where the trainer is
-            Unsloth's, the tokenizer has no pad token, the dataset lacks a column, a setting changed
-            while this was open, or the guide returned a wrong tensor or wrote into its input.
+        ValueError: `trainer.beta` is 0 with a guide, an unexpected `use_bias_correction_kl`,
+            contradicting methods, a missing teacher, a model that is not prepared for Unsloth's
+            trainer, a tokenizer without a pad token, a missing column, a setting changed while this
+            was open, or a guide that returned an invalid tensor or wrote into its input.
         TypeError: `guide` is not a guide.
-        ContractError: the trainer is not what was tested, another `guided_kl` is open, or training
-            took a step that bypassed it.
+        ContractError: the trainer differs from the tested ones, another `guided_kl` is open, or a
+            training step bypassed it.
         NotFiniteError: a number of a training step is nan or inf; see
             `sage_unsloth.trainers.finite`.
         ChangedWeightsError: a rollout changed a trained weight; see
@@ -112,7 +112,7 @@ def guided_kl(
         stack.enter_context(seam.prepared(trainer))
         guard = stack.enter_context(finite_only(trainer))
         # After the guard, to which the hook hands its signals.
-        hook = None  # the trainer's own loss is the one asked for
+        hook = None  # None: the trainer's own loss runs
         if choice.needs_hook:
             of_batch = stack.enter_context(
                 rollout_signals(trainer, choice.needs, scoring=seam.scoring, teacher=teacher)

@@ -1,4 +1,4 @@
-"""What the loss consults: the anchor is shifted, and advantages are changed, here."""
+"""Called from inside the loss: shifts the KL anchor by log q and changes the advantages."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from sage_unsloth.trainers.trainer_names import ContractError
 
 
 class Consulted(NamedTuple):
-    """What the loss goes on with."""
+    """The values that the loss continues with."""
 
     ref_logps: Tensor | None  # log q·π_ref, nats, (B, T)
     advantages: Tensor  # (B,) or (B, T), units of reward
@@ -24,9 +24,9 @@ class Consulted(NamedTuple):
 
 @dataclass(kw_only=True)
 class Hook:
-    """What one open `guided_kl` does with each micro-batch, whichever trainer's loss asks.
+    """What an open `guided_kl` does with each micro-batch, for either trainer.
 
-    A seam (`unsloth_seam.py`, `trl_seam.py`) derives from it, and calls `consult` from within the
+    A seam (`unsloth_seam.py`, `trl_seam.py`) derives from it and calls `consult` inside the
     trainer's loss.
     """
 
@@ -34,7 +34,7 @@ class Hook:
     choice: Choice
     guard: Guard
     of_batch: dict[str, Tensor]
-    """What belongs to the micro-batch whose loss is computed (`rollout_batch`)."""
+    """Signals of the current micro-batch (`rollout_batch`)."""
 
     def __post_init__(self) -> None:
         self.beta = self.trainer.beta  # which must not change while this is open
@@ -51,10 +51,10 @@ class Hook:
         mask: Tensor,
         advantages: Tensor,
     ) -> Consulted:
-        """The anchor and the advantages of one micro-batch; checks and logs it.
+        """The anchor and the advantages of one micro-batch, checked and logged.
 
         Log-probs and entropies are (B, T), nats; advantages are (B,) or (B, T). Without a KL term
-        the reference is what it was.
+        the reference is unchanged.
         """
         beta = self.beta
         if beta != 0.0 and ref_logps is None:
@@ -91,9 +91,7 @@ class Hook:
     def _signals(
         self, new_logps: Tensor, ref_logps: Tensor | None, entropies: Tensor | None, mask: Tensor
     ) -> TokenSignals:
-        """What the guide sees of this micro-batch; without gradient, so q is a constant in the
-        update.
-        """
+        """The guide's input for this micro-batch, without gradient, so that q is a constant."""
         return TokenSignals(
             new_logps.detach(),
             None if ref_logps is None else ref_logps.detach(),
@@ -103,12 +101,14 @@ class Hook:
         )
 
     def _log_guide(self, signals: TokenSignals, now: StepContext) -> Tensor | None:
-        """log q_t, (B, T), 0 outside the mask; None without a guide or without a KL term."""
+        """log q_t, (B, T), 0 outside the mask; None without a guide or a KL term."""
         guide = self.choice.guide
         if guide is None or signals.ref_logps is None:
             return None
         with read_only(vars(signals), guide):
-            log_guide = guide.log_guide(signals, **now._asdict())
+            log_guide = guide.log_guide(
+                signals, step=now.step, max_steps=now.max_steps, generator=now.generator
+            )
         mask, result = signals.mask, f"{log_guide!r:.100}"
         if isinstance(log_guide, Tensor):
             # float32 only: log q is near 0 at most tokens, and 16 bits keep three digits of it.

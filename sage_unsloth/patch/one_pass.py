@@ -1,15 +1,14 @@
-"""The scorer in Unsloth's loss: one pass over the logits (`scoring.py`) where it holds, else
-Unsloth's own, and the log says which.
+"""The scorer in Unsloth's loss: one pass over the logits (`scoring.py`) where possible.
 
-Unsloth's loss imports what scores hidden states each time it is called. While the loss of one
-trainer runs, ours stands under those names. It does not hold
+Unsloth's loss imports its scorer at each call. While the loss of one trainer runs, ours is there
+under those names. Unsloth's own is used, and the log says so,
 
-    for a trained output head               it gives the hidden states alone a gradient
-    for an entropy bonus                    its entropies have no gradient
-    for the rollouts' own part of the vocabulary, and for a float32 copy of the head
-    on Unsloth 2026.10.8 and later, except in float32 on a CPU: the reference is scored there by a
-        kernel of Unsloth's that rounds 16-bit products in another way, and policy and reference
-        must be scored alike. That kernel is made for GPUs and makes one pass too.
+    for a trained output head               ours gives a gradient only to the hidden states
+    for an entropy bonus                    our entropies have no gradient
+    for a part of the vocabulary in rollouts, and for a float32 copy of the head
+    on Unsloth 2026.10.8 and later, except in float32 on a CPU: its kernel scores the reference
+        there and rounds 16-bit products in another way, and policy and reference must be scored
+        alike. That kernel is made for GPUs and makes one pass too.
 """
 
 import importlib
@@ -41,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 class OnePassScorers:
-    """What takes the place of Unsloth's scorers, by name.
+    """Replacements for Unsloth's scorers, by name.
 
     Args:
-        trainer: whose loss they score for; None for scoring without a gradient, which is not
+        trainer: for whose loss they score; None for scoring without a gradient, which is not
             logged.
     """
 
@@ -89,7 +88,7 @@ class OnePassScorers:
         return score
 
     def reason_against(self, given: dict[str, Any], positional: int = 0) -> str | None:
-        """Why Unsloth's own scorer must answer this call; None where ours holds."""
+        """Why this call needs Unsloth's own scorer; None if ours can answer it."""
         head, bias = given["lm_head"], given.get("lm_head_bias")
         known = {*SCORER_PARAMETERS, *KNOWN_OPTIONS}
         if positional > len(SCORER_PARAMETERS) or not given.keys() <= known:
@@ -123,12 +122,11 @@ class OnePassScorers:
 
 
 def has_one_pass_kernel(scorer: Callable[..., Any]) -> bool:
-    """Whether Unsloth's own scorer with entropies can leave out their gradient (2026.10.8 on)."""
+    """Whether Unsloth's own scorer can skip the gradient of entropies (2026.10.8 on)."""
     return "entropy_requires_grad" in inspect.signature(scorer).parameters
 
 
 def has_entropy_bonus(trainer: Any) -> bool:
-    """Whether Unsloth's loss differentiates the entropies."""
     coef = getattr(trainer, "entropy_coef", getattr(trainer.args, "entropy_coef", 0.0))
     return bool(coef) and not getattr(trainer.args, "use_adaptive_entropy", False)
 
@@ -140,16 +138,16 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
         with one_pass_loss(trainer):
             trainer.train()
 
-    The loss and its gradient are Unsloth's within rounding; time and memory are less on a CPU
-    (docs/architecture.md). `guided_kl` does this by itself where entropies are asked for. Together,
-    either may be the outer one. Where it does not hold, Unsloth's own scorer answers, and the log
+    Loss and gradient are Unsloth's within rounding; time and memory are less on a CPU
+    (docs/architecture.md). `guided_kl` does this itself if entropies are needed; the two can be
+    combined in either order. Where it is not possible, Unsloth's own scorer is used, and the log
     says why.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`.
 
     Raises:
-        ContractError: it is another trainer. TRL's own loss makes one pass by itself.
+        ContractError: another trainer. TRL's own loss makes one pass by itself.
     """
     # Refuses TRL's trainer, whose loss imports none of these functions.
     trainer_module(type(trainer))

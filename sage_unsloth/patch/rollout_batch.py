@@ -1,16 +1,16 @@
-"""What a guide needs of the reference and the teacher, scored once for each rollout batch.
+"""Signals of the reference and the teacher, computed once for each rollout batch.
 
-The trainer scores the reference without gradient before the first update on a batch, and keeps its
-log-probabilities alone. Here
+The trainer scores the reference without gradient before the first update on a batch, and keeps only
+its log-probabilities. Here
 
-    ref_entropies    come out of that same scoring
+    ref_entropies    come from that same scoring
     teacher_logps    come from one more scoring of the batch, by the frozen teacher
     groups           number the prompts, so that a completion finds the others of its prompt after
                      the batch was shuffled
 
-They join the batch as further tensors of a row per completion, so TRL shuffles and splits them with
-the rest. How a trainer scores, and how it lays the values out, is its `Scoring`:
-`unsloth_scoring.py`, `trl_scoring.py`.
+They are added to the batch with a row per completion, so TRL shuffles and splits them with the
+rest. `Scoring` is how a trainer scores, and in which layout: `unsloth_scoring.py`,
+`trl_scoring.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,21 +32,21 @@ class Scoring(Protocol):
     """How a trainer scores a rollout batch, and in which layout."""
 
     def check(self, trainer: Any) -> None:
-        """Raises ContractError where it scores in another way than was tested."""
+        """Raises ContractError if it scores in another way than was tested."""
         ...
 
     def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> AbstractContextManager:
-        """Within it, the reference and a teacher that is a model can be scored by the trainer."""
+        """Within it, the trainer can score the reference, and a teacher that is a model."""
         ...
 
     def scored(
         self, score: Callable[..., tuple], with_entropies: bool, *args: Any, **kwargs: Any
     ) -> tuple[tuple, Callable[[], Tensor]]:
-        """What `score` returns, and what gives the entropies in the layout of its log-probs."""
+        """The result of `score`, and what gives the entropies in the same layout."""
         ...
 
     def in_completion_layout(self, logps: Tensor, batch: dict[str, Any]) -> Tensor:
-        """(B, T) float32, 0 outside the mask, of log-probs in the trainer's layout."""
+        """(B, T) float32, 0 outside the mask, from log-probs in the trainer's layout."""
         ...
 
 
@@ -58,22 +58,19 @@ def rollout_signals(
     scoring: Scoring,
     teacher: Any = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """While open, each rollout batch of `trainer` carries what `needs` names.
+    """Within this context, each rollout batch of `trainer` has the signals in `needs`.
 
-    Yields a dict that holds, during each call of the loss, what belongs to its micro-batch:
-    "ref_entropies" and "teacher_logps" in the layout of the loss's own `ref_logps`, "groups" (B,).
+    Yields a dict that holds, during each call of the loss, those of its micro-batch:
+    "ref_entropies" and "teacher_logps" in the layout of the loss's `ref_logps`, "groups" (B,).
 
     Args:
-        trainer: a GRPO trainer.
-        needs: names of `signals.OPTIONAL_SIGNALS`, and "groups"; "entropies" is not of the rollout
-            batch and is left to the loss.
+        needs: of `signals.OPTIONAL_SIGNALS`, and "groups"; "entropies" is computed by the loss
+            instead.
         scoring: the trainer's.
-        teacher: a frozen model, or the name of a frozen adapter of the trainer's model; for
-            "teacher_logps".
+        teacher: a frozen model, or the name of a frozen adapter; for "teacher_logps".
 
     Raises:
-        ContractError: the trainer's functions are not as expected, or scored in a way that is not
-            known.
+        ContractError: the trainer's functions differ, or it scores in an unknown way.
     """
     scored_ones, groups = needs & {"ref_entropies", "teacher_logps"}, "groups" in needs
     current: dict[str, Tensor] = {}
@@ -136,9 +133,7 @@ def rollout_signals(
 
 @contextmanager
 def _as_teacher(trainer: Any, teacher: Any) -> Iterator[Any]:
-    """The model that scores as the teacher: its own, or the policy's under the teacher's
-    adapter.
-    """
+    """The model that scores as the teacher: its own, or the policy's with the teacher's adapter."""
     if not isinstance(teacher, str):
         yield teacher
         return
@@ -149,8 +144,9 @@ def _as_teacher(trainer: Any, teacher: Any) -> Iterator[Any]:
 
 
 def _groups(trainer: Any, batch: dict[str, Any]) -> Tensor:
-    """A number for each completion, equal for those of one prompt, (B,): TRL puts a prompt's
-    completions side by side.
+    """A number for each completion, (B,), equal for those of one prompt.
+
+    TRL puts the completions of a prompt next to each other.
     """
     size = trainer.num_generations if trainer.model.training else trainer.num_generations_eval
     prompts = batch["prompt_ids"]

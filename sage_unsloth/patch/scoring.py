@@ -1,20 +1,19 @@
-"""Log-probabilities, entropies and the gradient from one pass over the logits, a few rows at a
-time.
+"""Log-probabilities, entropies and gradient from one pass over the logits, a few rows at a time.
 
-With a frozen output head W (V, H), all that the backward pass needs of a token's logits z = W h is
-one vector of width H:
+With a frozen output head W (V, H), the backward pass needs only one vector of width H for a token's
+logits z = W h:
 
     log p(y | h) = z_y − log Σ_v exp(z_v)
     entropy      = −Σ_v p_v log p_v
     ∇_h log p(y) = (e_y − p) W      times the derivative of what is between z and softmax
 
 So the forward pass computes it while the chunk of logits exists, and the backward pass is a product
-with the incoming gradient. Nothing is recomputed and nothing of width V outlives its chunk: what is
-kept is (B·T, H), in the dtype of the product. Entropies carry no gradient: guides and metrics read
+with the incoming gradient. Nothing is recomputed, and nothing of width V outlives its chunk: (B·T,
+H) is stored, in the dtype of the product. Entropies carry no gradient: guides and metrics read
 them, no loss differentiates them.
 
 Chunks, dtypes and the order of operations are those of Unsloth's own scorer without entropies,
-which scores the reference: so policy and reference agree exactly where they are the same model.
+which scores the reference, so policy and reference agree exactly if they are the same model.
 
 Shapes: B completions, T tokens, V vocabulary, H hidden size.
 """
@@ -30,17 +29,13 @@ import torch
 from torch import Tensor
 
 BLOCK_NUMBERS = 2**23
-"""Logits that are float32 at the same time: 32 MiB, rows permitting. Larger blocks leave the heap
-of a CPU's allocator.
-"""
+"""Logits that are float32 at the same time: 32 MiB. Larger blocks leave a CPU allocator's heap."""
 GPU_BLOCK_NUMBERS = 2**26
-"""The same on a GPU: 256 MiB, since each block's product reads the whole head, which fewer than
-some hundred rows do not pay for.
+"""The same on a GPU: 256 MiB. Each block's product reads the whole head, which only pays for some
+hundred rows.
 """
 HALF_SCALE = 2.0**10
-"""float16 loses what is under 6e-8; probabilities are that small, and a product of them with W is
-far from 65504.
-"""
+"""float16 loses probabilities below 6e-8; their product with W is far below 65504."""
 
 
 def logps_and_entropies(
@@ -54,21 +49,22 @@ def logps_and_entropies(
     temperature: float = 1.0,
     lm_head_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log π(y_t | s_t) and H_t at the sampling temperature, nats, each (B, T) float32; only the
-    first has a gradient.
+    """log π(y_t | s_t) and H_t at the sampling temperature, nats, each (B, T) float32.
+
+    Only the first has a gradient.
 
     Args:
         hidden: last hidden states, (B, T, H); the gradient goes to them.
         lm_head: W, (V, H), frozen.
         index: the tokens y_t, (B, T).
-        chunks: the rows are cut into so many parts, whose logits exist one after another.
-        logit_scale_multiply, logit_scale_divide, logit_softcapping: what the model does to its
-            logits, in this order and in the head's dtype; 0 leaves a step out.
+        chunks: number of parts of the rows, whose logits exist one after another.
+        logit_scale_multiply, logit_scale_divide, logit_softcapping: applied to the logits in this
+            order and in the head's dtype; 0 skips one.
         temperature: divides the float32 logits.
         lm_head_bias: (V,), frozen.
 
     Raises:
-        ValueError: a gradient is wanted of the head.
+        ValueError: the head would need a gradient.
     """
     trained = [w for w in (lm_head, lm_head_bias) if w is not None and w.requires_grad]
     if trained and torch.is_grad_enabled():
@@ -133,7 +129,7 @@ def _score(
     transforms: tuple[float, float, float, float],
     need_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Each (B·T,) float32, and (p − e_y) W, (B·T, H), or None: ∇_h log p(y) up to a factor."""
+    """log p and H, (B·T,) float32, and (p − e_y) W, (B·T, H), or None: ∇_h log p up to a factor."""
     num_rows, vocabulary = hidden.shape[0], head.shape[0]
     chunks = max(1, min(chunks, num_rows))
     bounds = [(i * num_rows) // chunks for i in range(chunks + 1)]
@@ -179,9 +175,7 @@ def _rows(
     temperature: float,
     need_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """log p(y), the entropy, and p − e_y in the logits' dtype, of some rows of logits, which are
-    overwritten.
-    """
+    """log p(y), the entropy, and p − e_y in the logits' dtype, of rows; overwrites the logits."""
     dtype = logits.dtype
     if scale_multiply != 0.0:
         logits = logits * scale_multiply
@@ -223,9 +217,7 @@ def _rows(
 
 
 def _block() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
-    """`_rows`, compiled where Unsloth compiles: on a GPU its steps over V then become two or three
-    kernels.
-    """
+    """`_rows`, compiled where Unsloth compiles: two or three kernels on a GPU."""
     return _compiled() if "unsloth" in sys.modules else _rows
 
 

@@ -1,4 +1,4 @@
-"""Which trainer it is, and so where its loss is taken hold of; only that seam is imported."""
+"""Selects the patch point: Unsloth's or TRL's GRPO trainer. Only that seam is imported."""
 
 import importlib
 import sys
@@ -15,10 +15,10 @@ from sage_unsloth.trainers.trainer_names import TRL_TRAINER, ContractError
 
 
 class Seam(Protocol):
-    """What differs between the trainers that `guided_kl` takes."""
+    """The differences between the trainers that `guided_kl` supports."""
 
     name: str
-    """Of what generates the trainer, as a checkpoint records it."""
+    """Name of the trainer's library, as recorded in a checkpoint."""
     loss: str
     """The function that every optimizer step must reach."""
     bounds_k3: bool
@@ -28,7 +28,7 @@ class Seam(Protocol):
     def scoring(self) -> Scoring: ...
 
     def check(self) -> None:
-        """Raises ContractError where the trainer is not what was tested; changes nothing."""
+        """Raises ContractError if the trainer is not as tested; changes nothing."""
         ...
 
     def prepared(self, trainer: Any) -> AbstractContextManager:
@@ -36,27 +36,27 @@ class Seam(Protocol):
         ...
 
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
-        """Frozen adapters that the trainer itself adds to the model, and scores by."""
+        """Frozen adapters that the trainer itself adds to the model."""
         ...
 
     def hooked(
         self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
     ) -> AbstractContextManager[Hook]:
-        """Within it, the trainer's loss consults the hook."""
+        """Within it, the trainer's loss calls the hook."""
         ...
 
 
 def seam_of(trainer: Any) -> Seam:
-    """The seam to a trainer: Unsloth's where Unsloth is imported, else TRL's.
+    """The seam of a trainer: Unsloth's if Unsloth is imported, else TRL's.
 
     Raises:
-        ContractError: the trainer is neither, or TRL's own beside Unsloth.
+        ContractError: neither, or TRL's own trainer while Unsloth is imported.
     """
     return seam_of_class(type(trainer))
 
 
 def seam_of_class(trainer_class: type) -> Seam:
-    """The same of a trainer's class."""
+    """`seam_of` for a trainer's class."""
     if "unsloth" in sys.modules:
         loading = importlib.import_module("sage_unsloth.trainers.loading")
         seam = importlib.import_module("sage_unsloth.patch.unsloth_seam")
@@ -72,9 +72,5 @@ def seam_of_class(trainer_class: type) -> Seam:
 
 
 def check_contract(trainer_class: type) -> None:
-    """Check everything that the patch relies on in the trainer.
-
-    Raises:
-        ContractError: it is not what was tested.
-    """
+    """Raises ContractError unless the trainer has all that the patch relies on."""
     seam_of_class(trainer_class).check()

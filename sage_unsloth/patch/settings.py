@@ -1,4 +1,4 @@
-"""Every check of `guided_kl`'s arguments against the trainer that they are given with."""
+"""Checks the arguments of `guided_kl` against the trainer."""
 
 from typing import Any
 
@@ -8,12 +8,10 @@ from sage_unsloth.trainers.data_parallel import check_data_parallel
 
 
 def check_settings(trainer: Any, choice: Choice, *, unsloth: bool) -> None:
-    """Raise where the trainer cannot train what `guided_kl` was asked for.
+    """Raises if the trainer cannot train with the arguments of `guided_kl`.
 
     Args:
-        trainer: as for `guided_kl`.
-        choice: its other arguments, and the methods around it.
-        unsloth: whether it is Unsloth's generated trainer, else TRL's own.
+        unsloth: whether the trainer is Unsloth's, else TRL's own.
 
     Raises:
         TypeError: `guide` is not a guide.
@@ -41,13 +39,13 @@ RELIED_ON = (
 
 
 def fixed_settings(trainer: Any) -> dict[str, Any]:
-    """The trainer's settings that `check_settings` has judged; they must stay as they are."""
+    """The settings that `check_settings` has checked, which must not change afterwards."""
     own = {"beta": trainer.beta, "num_generations": trainer.num_generations}
     return own | {name: getattr(trainer.args, name) for name in RELIED_ON}
 
 
 def _check_model(trainer: Any, unsloth: bool) -> None:
-    """The trainer relies on these without looking."""
+    """The trainer relies on these without checking."""
     if getattr(trainer.processing_class, "pad_token_id", None) is None:
         raise ValueError(
             "the tokenizer must have a pad token, because completions are padded with it. Set "
@@ -62,8 +60,8 @@ def _check_model(trainer: Any, unsloth: bool) -> None:
 
 
 def _check_ratio(trainer: Any, choice: Choice) -> None:
-    """Whether k3 is multiplied by the importance ratio is the trainer's setting, so it must be what
-    was asked for.
+    """`use_bias_correction_kl` multiplies k3 by the importance ratio, so it must match the
+    estimator.
     """
     # The record may be "k3, bounded" (methods/own_penalty.py).
     kl_estimator = choice.recorded("kl_estimator", "k3").partition(",")[0]
@@ -78,7 +76,7 @@ def _check_ratio(trainer: Any, choice: Choice) -> None:
 
 
 def _check_columns(trainer: Any) -> None:
-    """TRL would find a missing column in the middle of the first step."""
+    """TRL would miss a column only in the middle of the first step."""
     # An iterable dataset may not know its columns.
     columns = getattr(trainer.train_dataset, "column_names", None)
     if columns is None:

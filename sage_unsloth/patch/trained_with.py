@@ -1,4 +1,4 @@
-"""What a checkpoint records of its training, and the comparison when it is resumed."""
+"""What a checkpoint records of its training, and the comparison on resuming."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ from sage_unsloth.patch.choice import Choice
 from sage_unsloth.trainers.rollout_weights import digest
 
 NONE = "the trainer's own"
-"""What is not recorded."""
+"""Shown for a setting that is not recorded."""
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,10 @@ logger = logging.getLogger(__name__)
 def resume_record(
     trainer: Any, choice: Choice, *, seam: str, own_adapters: Collection[str]
 ) -> dict[str, Any]:
-    """What a resumed checkpoint must agree in, by name.
+    """The settings that must be equal to resume a checkpoint, by name.
 
     Args:
-        trainer: as for `guided_kl`.
-        choice: its other arguments, and the methods around it.
-        seam: "unsloth" or "trl", whose trainer it is.
+        seam: "unsloth" or "trl".
         own_adapters: the trainer's own, by which it scores the reference.
     """
     record = {
@@ -43,9 +41,7 @@ def resume_record(
 
 
 def describe_teacher(trainer: Any, teacher: Any) -> str:
-    """The teacher's name, and a digest of its weights: where they were loaded from does not count,
-    but a quantised teacher is another one.
-    """
+    """The teacher's name and a digest of its weights, which differ after quantisation."""
     if teacher is None:
         return "None"
     if isinstance(teacher, str):
@@ -57,10 +53,10 @@ def describe_teacher(trainer: Any, teacher: Any) -> str:
 
 
 def describe_function(function: Any) -> str:
-    """A function's name, code and settings; of any other object what `describe` says.
+    """A function's name, code and settings; `describe` for other objects.
 
-    Settings are defaults and what a closure, a `functools.partial` or a method's object holds, as
-    far as `describe` shows it. The code is that of this version of Python.
+    Settings are defaults and the contents of a closure, a `functools.partial` or a method's object,
+    as far as `describe` shows them. The code is that of this Python version.
     """
     if isinstance(function, functools.partial):
         settings = describe(types.SimpleNamespace(positional=function.args, **function.keywords))
@@ -79,7 +75,7 @@ def describe_function(function: Any) -> str:
 
 
 def _code_text(code: types.CodeType) -> str:
-    """Equal for equal code in any process: a set among its constants has no order of its own."""
+    """Text of the code, equal in any process: sets among its constants are sorted."""
     constants = [
         _code_text(value)
         if isinstance(value, types.CodeType)
@@ -95,16 +91,16 @@ def _code_text(code: types.CodeType) -> str:
 def check_resumed(
     step: int, selected: dict | None, now: dict[str, Any], steered: SteeredGuide | None
 ) -> None:
-    """Compare a checkpoint's record with what it is resumed with.
+    """Compares a checkpoint's record with the current settings.
 
-    One that was written without `guided_kl` has none. What is recorded on one side alone is the
-    trainer's own on the other.
+    A checkpoint that was written without `guided_kl` has no record. A key on one side only stands
+    for the trainer's own on the other.
 
     Args:
         step: of the checkpoint.
         selected: what it holds under `watch.STATE`.
-        now: `resume_record`, now.
-        steered: the guide now, if it has a state.
+        now: the current `resume_record`.
+        steered: the current guide, if it has a state.
 
     Raises:
         ValueError: something differs, or the state of the guide is missing.

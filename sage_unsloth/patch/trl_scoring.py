@@ -1,8 +1,8 @@
-"""How TRL's own trainer scores a rollout batch: by a fused head, in the layout of the completions.
+"""How TRL's own trainer scores a rollout batch: by a fused head, in the completions' layout.
 
-The head returns a token's log-probability and, where it was added with it, the entropy, from one
-pass over tiles of the logits; the reference's entropies therefore cost no pass of their own. A
-reference that is a model of its own, and a teacher, get such a head while `guided_kl` is open.
+The head returns a token's log-probability and, if requested, the entropy from one pass over tiles
+of the logits, so the reference's entropies need no pass of their own. A separate reference model
+and a teacher get such a head while `guided_kl` is open.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ def _add_fused_head() -> Callable[..., None]:
 
 @contextmanager
 def _fused_head(trainer: Any, model: Any, outputs: tuple[str, ...]) -> Iterator[None]:
-    """Within it, TRL's scoring takes these of the model."""
+    """Within it, TRL's scoring returns these outputs of the model."""
     from accelerate.utils import is_peft_model
 
     base = model.get_base_model() if is_peft_model(model) else model

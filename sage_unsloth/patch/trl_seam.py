@@ -1,9 +1,9 @@
-"""The seam to TRL's own trainer, where Unsloth is not imported: its loss calls the hook.
+"""The seam to TRL's own trainer, if Unsloth is not imported: its loss calls the hook.
 
 TRL's `_compute_loss` scores the micro-batch by one call of `_get_per_token_logps_and_entropies`,
-and reads the reference, the advantages and what else is of the batch from its `inputs` after that.
-So while the loss runs, that call is followed by ours, which puts q·π_ref and other advantages into
-a copy of `inputs`. No tensor wider than (B, T) is made.
+and reads reference, advantages and the rest of the batch from its `inputs` after that. So while the
+loss runs, that call is followed by ours, which puts q·π_ref and other advantages into a copy of
+`inputs`. No tensor wider than (B, T) is made.
 
 TRL's penalty is exp(d) − d − 1 with d = ref − new, without a bound.
 """
@@ -54,15 +54,13 @@ class TrlHook(Hook):
 def consulted_loss(
     trainer: Any, loss: Callable[..., Tensor], model: Any, inputs: dict[str, Any], consult: Consult
 ) -> Tensor:
-    """`loss(model, inputs)` of a micro-batch whose reference and advantages are those that
-    `consult` returns, called once the policy's log-probs are there.
+    """`loss(model, inputs)` of a micro-batch, with reference and advantages from `consult`.
 
     Args:
-        trainer: TRL's.
         loss: TRL's `_compute_loss` of that trainer.
-        model: what it is given.
-        inputs: the micro-batch, which stays as it is: it may be trained on again.
-        consult: (new_logps, entropies, mask, inputs) → `Consulted`.
+        inputs: the micro-batch, which is not changed: it may be trained on again.
+        consult: (new_logps, entropies, mask, inputs) → `Consulted`; called once the policy's
+            log-probs exist.
     """
     # A copy: TRL trains on the same dict again in the next iteration.
     inputs = dict(inputs)
@@ -85,7 +83,7 @@ def consulted_loss(
 
 
 def loss_mask(inputs: dict[str, Any]) -> Tensor:
-    """The tokens that TRL's loss counts, (B, T): of the completion, and not written by a tool."""
+    """The tokens in TRL's loss, (B, T): of the completion, and not written by a tool."""
     mask = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
@@ -111,7 +109,7 @@ class TrlSeam:
         return head_without_gpu()
 
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
-        """TRL's copy of an adapter that training began with, under which it scores π_ref."""
+        """TRL's copy of an initial adapter, with which it scores π_ref."""
         name = names.REFERENCE_ADAPTER
         return (name,) if name in getattr(trainer.model, "peft_config", {}) else ()
 

@@ -1,13 +1,12 @@
 """How Unsloth scores a rollout batch: by chunks, in a layout of its own.
 
-The reference's entropies come out of the scoring that Unsloth does anyway: while it runs, the
-function that turns hidden states or logits into log-probabilities also takes the entropy of each
+The reference's entropies come from the scoring that Unsloth does anyway: while it runs, the
+function that turns hidden states or logits into log-probabilities also computes the entropy of each
 chunk, never of (B, T, V).
 
-Unsloth lays the values of a chunk out as (B, T) in one of several ways: padded rows one below the
-other, or one packed row that is scattered in row-major order. Which one it was is found by the
-log-probabilities, which must come out bit for bit where they were expected; anything else is a
-`ContractError`.
+Unsloth arranges the values of a chunk as (B, T) in one of several ways: padded rows below each
+other, or one packed row that is scattered in row-major order. The log-probabilities show which one
+it was: they must be bit-identical in their places, and anything else is a `ContractError`.
 """
 
 import functools
@@ -33,13 +32,11 @@ from sage_unsloth.trainers.trainer_names import (
 )
 
 LOGITS_AT_ONCE = 1 << 26
-"""Elements of the float32 copy of the logits that an entropy is taken of at a time."""
+"""Elements of the float32 copy of the logits for one part of the entropies."""
 
 
 class Scored(NamedTuple):
-    """One call of a scorer: log-probabilities and entropies of the same tokens, of one shape,
-    nats.
-    """
+    """One call of a scorer: log-probabilities and entropies of the same tokens, nats."""
 
     logps: Tensor
     entropies: Tensor
@@ -66,8 +63,9 @@ class UnslothScoring:
 
 
 def in_completion_layout(logps: Tensor, batch: dict[str, Any]) -> Tensor:
-    """(B, T) float32 of Unsloth's layout, 0 outside the mask: Unsloth shifts each row left by its
-    padding, and keeps T + the largest such padding columns.
+    """(B, T) float32 from Unsloth's layout, 0 outside the mask.
+
+    Unsloth shifts each row left by its padding, and keeps T + the largest such padding columns.
     """
     mask = batch["completion_mask"]
     left_pad = batch["prompt_mask"].shape[1] - batch["prompt_mask"].sum(1)
@@ -84,11 +82,10 @@ def in_completion_layout(logps: Tensor, batch: dict[str, Any]) -> Tensor:
 
 
 def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
-    """The entropies of the scorer's calls where Unsloth put their log-probabilities, (B, T), 0
-    where it put none.
+    """The entropies of the scorer's calls in the layout of `ref_logps`, (B, T), else 0.
 
     Raises:
-        ContractError: the log-probabilities of no call, or calls, are those of `ref_logps`.
+        ContractError: `ref_logps` is not made of the log-probabilities of these calls.
     """
     rows: list[Scored] = []
     for call in reversed(calls):
@@ -119,9 +116,7 @@ def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
 
 @contextmanager
 def _recorded(record: bool) -> Iterator[list[Scored]]:
-    """While open, every call of Unsloth's two scorers also takes the entropies of what it
-    scores.
-    """
+    """Within this context, every call of Unsloth's two scorers also computes entropies."""
     calls: list[Scored] = []
     if not record:
         yield calls
@@ -162,9 +157,7 @@ def _recorded(record: bool) -> Iterator[list[Scored]]:
 
 @torch.no_grad()
 def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """H_t of softmax(logits / temperature), nats, (B, T) float32 for (B, T, V), some rows at a
-    time.
-    """
+    """H_t of softmax(logits / temperature), nats, (B, T) float32, from (B, T, V), by parts."""
     flat = logits.reshape(-1, logits.shape[-1])
     parts = []
     for rows in flat.split(max(1, LOGITS_AT_ONCE // flat.shape[-1])):
@@ -174,7 +167,7 @@ def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def _check_functions(trainer: Any) -> None:
-    """The names are there, and the scoring asks for its scorers each time it is called."""
+    """Checks that the names exist, and that the scoring looks up its scorers at each call."""
     zoo = importlib.import_module(ZOO)
     needed = (SCORERS[0], OF_LOGITS, SCORER_WITH_ENTROPY)
     missing = [

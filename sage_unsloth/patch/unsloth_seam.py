@@ -1,13 +1,15 @@
-"""The seam to Unsloth's generated trainer. Its source is not touched: while `compute_loss` of this
-one trainer runs, other functions stand under these names,
+"""The seam to Unsloth's generated trainer.
+
+Its source is not changed: while `compute_loss` of this one trainer runs, other functions have these
+names,
 
     UnslothEfficientGRPO      of its module: `apply` gets q·π_ref and the advantages of the hook
-    grpo_high_entropy_mask    of unsloth_zoo: is handed the entropies, and masks nothing
+    grpo_high_entropy_mask    of unsloth_zoo: receives the entropies, and masks nothing
     …_log_softmax_recompute   of unsloth_zoo: scores in one pass over the logits (`one_pass.py`)
 
-and Unsloth is told to compute entropies by TRL's setting for the mask. Each is looked up when it is
-called, which the contract checks. Chunks, compilation and every scale (gradient accumulation, fp16)
-stay Unsloth's, and other trainers in the process never meet the hook.
+and TRL's setting for the mask makes Unsloth compute entropies. Each function is looked up when it
+is called, which the contract checks. Chunks, compilation and every scale (gradient accumulation,
+fp16) stay Unsloth's, and other trainers in the process never call the hook.
 """
 
 import importlib
@@ -31,7 +33,7 @@ from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.replaced import replace_attributes
 
 ANY_QUANTILE = 0.5
-"""Below 1, so that Unsloth computes entropies; what they would mask is not masked."""
+"""Below 1, so that Unsloth computes entropies; nothing is masked by it."""
 
 
 @dataclass(kw_only=True)
@@ -56,7 +58,7 @@ class UnslothHook(Hook):
 
     @contextmanager
     def _with_entropies(self) -> Iterator[None]:
-        """Within it Unsloth computes entropies if anybody needs them, and hands them to this."""
+        """Within it, Unsloth computes entropies if they are needed, and passes them to the hook."""
         settings = self.trainer.args
         quantile = getattr(settings, names.ENTROPY_QUANTILE, None)
         masks = quantile is not None and quantile < 1
@@ -81,7 +83,7 @@ class UnslothHook(Hook):
             yield
 
     def apply(self, *arguments: Any) -> tuple:
-        """In the place of `UnslothEfficientGRPO.apply(*arguments)`, and what that returns.
+        """Replaces `UnslothEfficientGRPO.apply(*arguments)` and returns its result.
 
         Tensors are (B, T) of one micro-batch, log-probs and entropies in nats; advantages are (B,)
         or (B, T).
@@ -106,7 +108,7 @@ class UnslothHook(Hook):
         )
         logps = (new_logps, old_logps, ref_logps, sampling_logps)
         result = self.function.apply(*logps, head, ids, mask, advantages, beta, *rest)
-        # Two of the seven values, length and KL, are means over this process alone.
+        # Two of the six values, length and KL, are means over this process alone.
         return pooled_means(result, mask, self.trainer.accelerator)
 
 

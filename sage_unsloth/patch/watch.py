@@ -1,4 +1,4 @@
-"""What an open `guided_kl` measures, and the callback that acts on it after each optimizer step."""
+"""Metrics of an open `guided_kl`, and the callback after each optimizer step."""
 
 import shutil
 from collections.abc import Collection, Mapping
@@ -17,11 +17,11 @@ from sage_unsloth.trainers.clock import Clock
 from sage_unsloth.trainers.trainer_names import ContractError
 
 STATE = "SageGuide"
-"""Where a checkpoint's trainer_state.json holds the guide's state."""
+"""Key of the guide's state in a checkpoint's trainer_state.json."""
 
 
 class Measured:
-    """Counts the micro-batches of one `guided_kl` and logs their metrics as the trainer's own."""
+    """Counts the micro-batches of one `guided_kl` and logs their metrics with the trainer's."""
 
     def __init__(self, trainer: Any, guide: Guide | None) -> None:
         self.trainer = trainer
@@ -35,7 +35,7 @@ class Measured:
     def add(
         self, signals: TokenSignals, log_guide: Tensor | None, further: Mapping[str, Tensor]
     ) -> None:
-        """Log one micro-batch; tensors are (B, T), see `GuideMetrics.add`."""
+        """Logs one micro-batch; tensors are (B, T), see `GuideMetrics.add`."""
         mode = "train" if self.trainer.model.training else "eval"
         self.micro_batches += mode == "train"
         metrics, gather = names.metrics_of(self.trainer, mode), self.trainer.accelerator.gather
@@ -47,9 +47,7 @@ class Measured:
             metrics.update({f"sage/{name}": [value] for name, value in self.guide.state().items()})
 
     def pop_step(self) -> dict[str, float]:
-        """The metrics of the optimizer step that ends, empty if it had no completion token; the
-        next one begins empty.
-        """
+        """The metrics of the ended optimizer step; empty if it had no completion token."""
         self._step_values.clear()
         return self._of_step.values if self._of_step.tokens else {}
 
@@ -67,17 +65,14 @@ def guide_watch(
 ) -> Any:
     """The `TrainerCallback` of an open `guided_kl`.
 
-    It stops training when an optimizer step bypassed the guide or a setting was changed, steers a
-    guide with a state, and writes into each checkpoint what it was trained with. It also takes
-    frozen adapters out of each checkpoint: transformers, finding them there, would restore them and
-    not the policy's.
+    It stops training if an optimizer step bypassed the guide or a setting changed, updates a
+    steered guide, and writes the settings into each checkpoint. It also removes frozen adapters
+    from checkpoints: transformers would restore them instead of the policy's.
 
     Args:
-        trainer: the trainer of the context.
-        measured, clock: the hook's; None if nothing of the trainer's loss is replaced.
-        guide: as given to `guided_kl`.
-        record: what a resumed checkpoint must agree in, by name.
-        frozen_adapters: names of the model's adapters that are not trained.
+        measured, clock: the hook's; None if nothing in the trainer's loss is replaced.
+        record: must be equal to resume a checkpoint.
+        frozen_adapters: adapters that are not trained.
         loss: the function that each step must reach.
         resume_with_changes: resume a checkpoint even if its settings differ.
     """

@@ -1,4 +1,4 @@
-"""What an algorithm is: a row of settings and a guide."""
+"""An algorithm: a row of settings and a guide."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -31,23 +31,22 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """What one algorithm sets; everything else of a run (data, seeds, sampling, learning rate) is
-    the run's own.
+    """What one algorithm sets; data, seeds, sampling and learning rate belong to the run.
 
-    A setting is read as an attribute, `algorithm.beta`: what a run of it has.
+    `algorithm.beta` reads a setting as a run of it has it.
 
     Attributes:
-        name: as given to `--algorithm`.
-        description: one line: which gradient it has, or what a comparison with it isolates.
-        settings: fields of `RlvrConfig` -> values; one of `SETTINGS` that is not here has its
-            default, and any other stays as the run has it.
+        name: for `--algorithm`.
+        description: one line: its gradient, or what a comparison with it isolates.
+        settings: fields of `RlvrConfig` -> values. A missing one of `SETTINGS` has its default; any
+            other is the run's.
         guide: shapes the KL anchor; None is q = 1.
-        group: the part of the table that it is in.
-        paper_row: its row in the paper's tables; None where they have none.
+        group: its part of the table.
+        paper_row: its row in the paper's tables, or None.
 
     Raises:
-        ValueError: an unknown setting, loss type, rule, estimator or credit, or a guide, penalty or
-            credit of ours without its KL term.
+        ValueError: an unknown setting, loss type, rule, estimator or credit; or a guide, penalty or
+            credit without its KL term.
         TypeError: `guide` is not a guide.
     """
 
@@ -75,6 +74,7 @@ class Algorithm:
     def __getattr__(self, name: str) -> Any:
         if name not in SETTINGS:
             raise AttributeError(f"an Algorithm has no attribute {name!r}")
+        # Defaults are attributes of the dataclass itself.
         return self.settings.get(name, getattr(RlvrConfig, name))
 
     def _check_choices(self, teacher: Any = UNDECIDED) -> None:
@@ -88,11 +88,10 @@ class Algorithm:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Algorithm":
-        """This algorithm under settings of a run, judged before data, plan or model are loaded.
+        """This algorithm under a run's settings, checked before data, plan or model are loaded.
 
         Args:
-            settings: fields of `RlvrConfig`, in place of the algorithm's own; `teacher` must suit
-                its guide.
+            settings: fields of `RlvrConfig` that replace the algorithm's own.
 
         Raises:
             ValueError: they contradict each other, the guide or the teacher.
@@ -104,14 +103,15 @@ class Algorithm:
         return changed
 
     def check_name(self, settings: Mapping[str, Any]) -> None:
-        """Check that a run under this name would still have what the algorithm changes.
+        """Checks that a run under this name still has what the algorithm changes.
 
-        A strength may change (β, the settings of a rule), but not to or from 0, and not the kind.
+        A strength may change (β, settings of a rule), but not to or from 0, and not the kind.
 
         Raises:
             ValueError: a setting contradicts the name.
         """
         for name in (name for name in SETTINGS if name in settings):
+            # A setting that the algorithm leaves at its default may be changed freely.
             mine, usual = _kind(getattr(self, name)), _kind(getattr(RlvrConfig, name))
             if mine != usual and _kind(settings[name]) != mine:
                 raise ValueError(
@@ -120,14 +120,14 @@ class Algorithm:
                 )
 
     def configure(self, config: RlvrConfig) -> RlvrConfig:
-        """`config` with this algorithm's settings; the guide is passed to `rlvr` beside it."""
+        """`config` with this algorithm's settings; the guide is passed to `rlvr` separately."""
         return replace(config, **self.decided())
 
     def decided(self) -> dict[str, Any]:
-        """Every setting that the algorithm decides: its own, and the defaults of `SETTINGS`."""
+        """Every setting that the algorithm decides, with the defaults of `SETTINGS`."""
         return {name: getattr(RlvrConfig, name) for name in SETTINGS} | dict(self.settings)
 
 
 def _kind(value: Any) -> Any:
-    """What a setting is, without its strength: a rule's name, or whether a number is 0."""
+    """A setting without its strength: a rule's name, or whether a number is 0."""
     return value.partition(",")[0] if isinstance(value, str) else value != 0

@@ -1,6 +1,4 @@
-"""The algorithms of the paper's tables, those that its comparisons lack, and other rules for the
-advantages of a group, as rows of settings.
-"""
+"""The algorithms as rows of settings: the paper's, missing comparisons, other advantage rules."""
 
 from typing import Any
 
@@ -10,7 +8,7 @@ from sage_unsloth.objective.guides import BranchGuide, RandomGuide, TokenGuide
 from sage_unsloth.training.algorithm import Algorithm
 
 _EXACT: dict[str, Any] = {
-    # r − mean(r) as it is, and a constant in the place of lengths: what is left is the gradient of
+    # r − mean(r) without a scale, and a constant instead of lengths: this leaves the gradient of
     # Eq. 6 up to that constant.
     "loss_type": "dr_grpo",
     "scale_rewards": "none",

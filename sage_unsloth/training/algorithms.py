@@ -24,10 +24,10 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 
 
 def get_algorithm(name: str) -> Algorithm:
-    """The row of `ALGORITHMS` of that name, that of an installed package, or `module:name`.
+    """The algorithm of a name in `ALGORITHMS` or of an installed package, or `module:name`.
 
     Raises:
-        ValueError: there is none; with the names, the nearest first. Or it is broken.
+        ValueError: an unknown name (the message lists all), or a broken algorithm.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
@@ -43,6 +43,7 @@ def get_algorithm(name: str) -> Algorithm:
             )
         return result.algorithm
     names = [*ALGORITHMS, *brought]
+    # "SAGE_Branch" should suggest sage-branch.
     near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1, cutoff=0.5)
     raise ValueError(
         f"an algorithm must be one of {', '.join(names)}, or module:name of your own, got {name!r}"
@@ -62,8 +63,9 @@ def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[
 
 
 def listing() -> str:
-    """Every algorithm on two lines: what it changes against grpo, and which gradient that is; of
-    one that an installed package brings also which, or why it cannot be used.
+    """Every algorithm on two lines: its changes against grpo, and its gradient.
+
+    An installed package's algorithm also names the package, or why it cannot be used.
     """
     blocks: list[tuple[str, tuple[str, ...]]] = [
         (name, (_changes_text(algorithm), algorithm.description))
@@ -92,7 +94,6 @@ def _brought() -> dict[str, Brought]:
 
 
 def markdown_table() -> str:
-    """All algorithms as a Markdown table."""
     what = "which gradient, or what it isolates"
     rows = [
         ("algorithm", "changes against grpo", what, "group", "row of the paper"),
@@ -113,9 +114,7 @@ def _changes_text(algorithm: Algorithm) -> str:
 
 
 def _guide_text(guide: Any) -> str:
-    """A dataclass guide's class and the fields that differ from the class's defaults; of another
-    what `describe` says.
-    """
+    """A dataclass guide's class and non-default fields; otherwise `describe`."""
     if not is_dataclass(guide):
         return describe(guide)
     given = [

@@ -1,9 +1,9 @@
-"""What training does by itself where TRL's own trainer trains and Unsloth is not there to do it.
+"""Defaults that TRL's own trainer needs, because Unsloth is not there to set them.
 
-optimiser       AdamW in 32 bits (Unsloth's choice of 8 needs bitsandbytes)
-precision       autocast to the card's 16-bit format; float32 on a CPU
+optimiser       AdamW in 32 bits (Unsloth's 8-bit AdamW needs bitsandbytes)
+precision       autocast to the GPU's 16-bit format; float32 on a CPU
 recomputation   of activations, on a GPU, by transformers
-π_ref           the model without its adapter, always
+π_ref           always the model without its adapter
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 REFERENCE = "ref"
-"""The adapter that TRL adds as the reference to a model that has one already."""
+"""Name of the reference adapter that TRL adds to a model that already has an adapter."""
 
 
 PLANNED_BY_TRL = {
@@ -28,11 +28,7 @@ PLANNED_BY_TRL = {
 
 
 def check_trl(config: RlvrConfig) -> None:
-    """Refuse settings that the chosen backend cannot train with.
-
-    Raises:
-        ValueError: the rule, the value and what to change.
-    """
+    """Raises ValueError for settings that the chosen backend does not support."""
     if config.backend != TRL:
         if config.rollouts == "server":
             raise ValueError(
@@ -61,6 +57,7 @@ def check_trl(config: RlvrConfig) -> None:
             "'transformers'"
         )
     share = config.completions_per_step // world_size()
+    # A prompt's completions must meet in one loss, and TRL's loss has no smaller parts.
     if config.credit == "sequence" and (config.micro_batch_size or share) != share:
         raise ValueError(
             "credit='sequence' with backend='trl' needs a process's whole share of a step "
@@ -76,12 +73,12 @@ def check_trl(config: RlvrConfig) -> None:
 
 
 def choose_trl_rollouts(expected: str) -> str:
-    """The engine of the rollouts: "auto" is transformers, "vllm" is colocated in each process."""
+    """The engine of the rollouts: "auto" is transformers; "vllm" runs in each process."""
     return "transformers" if expected == "auto" else expected
 
 
 def common_trl_arguments() -> dict[str, Any]:
-    """Arguments of TRL's trainers in the place of Unsloth's."""
+    """Arguments of TRL's trainers that replace Unsloth's."""
     sixteen = sixteen_bit_dtype() if has_gpu() else None
     return {
         "bf16": sixteen == "bfloat16",
@@ -97,7 +94,7 @@ def common_trl_arguments() -> dict[str, Any]:
 
 
 def rollout_arguments(config: RlvrConfig, rollouts: str) -> dict[str, Any]:
-    """Arguments of TRL's GRPO trainer that say which vLLM draws."""
+    """Arguments of TRL's GRPO trainer that choose the vLLM for the rollouts."""
     if rollouts == "vllm":
         return {
             "vllm_mode": "colocate",
@@ -111,11 +108,11 @@ def rollout_arguments(config: RlvrConfig, rollouts: str) -> dict[str, Any]:
 
 
 def keep_base_as_reference(model: Any) -> None:
-    """Take away the adapter that TRL adds as the reference: π_ref is the model without adapters.
+    """Removes the adapter that TRL adds as the reference: π_ref is the model without adapters.
 
-    TRL copies the adapter that a model comes with and scores the reference with the copy. For a
-    fresh one, whose B is 0, that is the same; for one trained before (`reference="base"`) it is
-    not. Without the copy TRL scores with adapters off.
+    TRL scores the reference with a copy of the initial adapter. For a fresh adapter, whose B is 0,
+    that is the same; for one trained before (`reference="base"`) it is not. Without the copy TRL
+    scores with adapters off.
     """
     if REFERENCE in getattr(model, "peft_config", {}):
         model.delete_adapter(REFERENCE)

@@ -1,4 +1,4 @@
-"""What a notebook trains on the card that is there, and why: model, bits, engine, sizes."""
+"""Chooses model, bits, engine and sizes of a notebook for the available GPU, with reasons."""
 
 import math
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ CHANGE_RUNTIME = (
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CardPlan:
-    """The settings of a notebook that the card decides.
+    """The settings of a notebook that depend on the GPU.
 
     Attributes:
         gpu: whether there is one.
-        model: what `load_policy` takes: a hub id, a folder, or "arithmetic-base".
+        model: for `load_policy`: a hub id, a folder, or "arithmetic-base".
         load_in_4bit, micro_batch, recompute_logits, gpu_memory_utilization: see `RlvrConfig`.
         rollouts: "vllm" or "transformers".
         max_prompt, max_completion: of RL, tokens.
         sft_length: of an SFT row, tokens.
         steps: optimizer steps of RL.
         prompts_per_step, num_generations: problems in a step, completions of each.
-        reasons: what was chosen and why, a sentence each; the first is the most important.
+        reasons: one sentence for each choice, the most important first.
     """
 
     gpu: bool
@@ -55,25 +55,23 @@ class CardPlan:
     __repr__ = __str__
 
     def _repr_markdown_(self) -> str:
-        """In a notebook, the first sentence in bold."""
         first, *others = self.reasons
         return "\n".join([f"**{first}**", "", *(f"- {reason}" for reason in others)])
 
 
 def plan_for_card(*models: str | Path, memory: float | None = None) -> CardPlan:
-    """The settings with which the first of these models fits the card that is there.
+    """The settings with which the first of these models fits the GPU.
 
-    Weights in 16 bits come first: only if no model fits in 16 bits, 4 bits are tried. Without a
-    GPU the embedded model is trained, or a folder with a model as small.
+    Every model is tried with 16-bit weights before any with 4 bits. Without a GPU the embedded
+    model is trained, or a folder with a model as small.
 
     Args:
-        models: presets or hub ids, the preferred one first. A `Path` is a folder that another
-            notebook may have left, which is passed over where it is not there.
-        memory: GiB to plan for, as `planning.fitting.memory_of_card` takes it; None asks this
-            machine.
+        models: presets or hub ids, the preferred one first. A `Path` is a folder of another
+            notebook, skipped if it does not exist.
+        memory: GiB, as in `planning.fitting.memory_of_card`; None asks this machine.
 
     Raises:
-        ValueError: no model fits the card.
+        ValueError: no model fits the GPU.
     """
     gib = memory_of_card(memory)
     passed = []
@@ -86,6 +84,7 @@ def plan_for_card(*models: str | Path, memory: float | None = None) -> CardPlan:
         return _without_gpu(folder, models, passed)
     here = memory is None
     setups = [(model, _setup(model, gib, bits, here)) for bits in (16, 4) for model in usable]
+    # The first that fits wins: preferred models come first, all in 16 bits before any in 4.
     for model, setup in setups:
         needed = memory_plan(setup, gib)
         if needed.fits:
@@ -102,12 +101,13 @@ def plan_for_card(*models: str | Path, memory: float | None = None) -> CardPlan:
             return _choose(model, setup, gib, here, (first, *passed, *too_large))
     if not setups:
         raise ValueError(f"a GPU run needs exactly one model, got {', '.join(map(str, models))}")
+    # None fits: this raises with what the last one, in 4 bits, would need.
     check_fits(setups[-1][1], gib)
     raise AssertionError("check_fits refuses what does not fit")
 
 
 def _why_not_this_folder(folder: Path, gib: float | None) -> str | None:
-    """Why the model of another notebook is not taken; None where it is."""
+    """Why another notebook's model is not used; None if it is."""
     if not folder.is_dir():
         return "no such folder, so the notebook that makes it has not run here"
     if is_small(folder) and gib is not None:
@@ -124,7 +124,7 @@ def _setup(model: str | Path, gib: float, bits: int, here: bool) -> Setup:
 
 
 def _why_no_vllm(gib: float, bits: int, here: bool) -> str | None:
-    """Why rollouts are not vLLM's, by this machine's own card or by the preset of another."""
+    """Why rollouts do not use vLLM, from this machine's GPU or another one's preset."""
     if here:
         return why_not_chosen(load_in_4bit=bits == 4)
     if nearest_card(gib).use_vllm:
@@ -139,6 +139,7 @@ def _choose(
     rollouts = "vllm" if setup.use_vllm else "transformers"
     why = _why_no_vllm(gib, setup.weight_bits, here)
     because = "" if why is None else f", because {why}"
+    # A micro-batch must divide the completions of a step.
     micro_batch = math.gcd(setup.micro_batch, setup.completions_per_step)
     return _plan(
         preset,

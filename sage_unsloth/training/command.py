@@ -44,6 +44,7 @@ def add_sft(commands: Any) -> None:
 def _sft(options: argparse.Namespace) -> int:
     with naming_options(SftConfig):
         settings = _settings(options, SftConfig)
+        # Imported late: it loads PyTorch, which --help does without.
         from sage_unsloth.training.sft_recipe import run_sft
 
         run_sft(
@@ -150,7 +151,7 @@ def _train(options: argparse.Namespace) -> int:
 def _add_stage(
     commands: Any, name: str, description: str, out: str, corpus: str
 ) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
-    """A parser with the options that both stages have, and the groups of its help."""
+    """A parser with the options that both stages share, and its groups of options."""
     parser = commands.add_parser(
         name,
         help=description,
@@ -202,7 +203,7 @@ def _add_stage(
 
 
 def _settings(options: argparse.Namespace, stage: type) -> dict[str, Any]:
-    """The settings that were given, by options of their own or by `--set`."""
+    """The given settings, from their own options or from `--set`."""
     given = {"template": options.template, "prompt": prompt_of(options)}
     given = {name: value for name, value in given.items() if value is not None}
     return parse_settings(options.settings, stage) | given

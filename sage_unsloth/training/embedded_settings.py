@@ -1,4 +1,4 @@
-"""The settings of both stages and of the evaluation on the embedded model: minutes on a CPU."""
+"""Settings of both stages and of the evaluation for the embedded model: minutes on a CPU."""
 
 from sage_unsloth.models.embedded import BASE_MODEL
 from sage_unsloth.planning.presets import MODELS

@@ -14,15 +14,14 @@ GUESS = "blind attempts"
 def plot_training(
     runs: Mapping[str, Sequence[Mapping]], path: str | Path, note: str, window: int = 9
 ) -> Path:
-    """The course of training runs: reward, plain KL, entropy, the guide, and where there were
-    evaluations held-out pass@1 and pass@k with 95 % intervals, each against the optimizer step.
+    """Draws reward, KL, entropy, the guide and held-out pass@k of runs against the optimizer step.
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.
-        path: of the PNG; the CSV is put beside it.
-        note: the conditions, under the figure.
-        window: optimizer steps of the centred moving average drawn over the raw values; a run of
-            fewer than twice as many is drawn as points, and the note says so.
+        path: of the PNG; the CSV is written next to it.
+        note: conditions, under the figure.
+        window: optimizer steps of the centred moving average over the raw values. A run with fewer
+            than twice as many is drawn as points, and the note says so.
     """
     panels = {
         "reward": "mean reward",
@@ -42,10 +41,12 @@ def plot_training(
                 continue
             steps, values = zip(*points, strict=True)
             style = styles[name]
-            if metric in curves.values():  # few, and of many completions each
+            # Evaluations are few, and each is a mean of many completions: no smoothing.
+            if metric in curves.values():
                 plot_evaluations(axis, rows, metric, label=name, **style)
                 continue
-            if len(values) < 2 * window:  # a mean over them would look like a course
+            # A moving average over so few points would look like a trend.
+            if len(values) < 2 * window:
                 axis.plot(steps, values, label=name, **style | {"linestyle": ""})
                 continue
             axis.plot(steps, values, color=style["color"], alpha=0.2, linewidth=0.8)
@@ -60,9 +61,9 @@ def plot_training(
 
 
 def held_out_panels(rows: Sequence[Mapping]) -> dict[str, dict[str, str]]:
-    """Title of a panel -> label of a curve -> its metric, of the evaluations in these rows.
+    """Title of a panel -> label of a curve -> its metric, for the evaluations in these rows.
 
-    pass@1, pass@N and what blind attempts reach at N; in a panel of its own pass@N by family.
+    pass@1, pass@N and the value of blind attempts at N; a second panel has pass@N by family.
     """
     names = {name for row in rows for name in row if str(name).startswith("eval/pass@")}
     ks = sorted(int(match[1]) for name in names if (match := AT_K.fullmatch(name)))
@@ -78,7 +79,7 @@ def held_out_panels(rows: Sequence[Mapping]) -> dict[str, dict[str, str]]:
 
 
 def plot_evaluations(axis: Any, rows: Sequence[Mapping], metric: str, **style: Any) -> None:
-    """A metric of the evaluations, with its interval as a band where it was logged."""
+    """A metric of the evaluations, with its interval as a band if logged."""
     rows = [row for row in rows if metric in row]
     steps = [row["step"] for row in rows]
     axis.plot(steps, [row[metric] for row in rows], **style)
@@ -89,6 +90,7 @@ def plot_evaluations(axis: Any, rows: Sequence[Mapping], metric: str, **style: A
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
     """Centred, over at most `window` values; shorter at the ends."""
+    # Shorter spans at the ends, rather than padding that would bend the curve.
     half = window // 2
     spans = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
     return [sum(span) / len(span) for span in spans]

@@ -1,4 +1,4 @@
-"""TRL's `GRPOConfig` without the defaults that would quietly train something else."""
+"""TRL's `GRPOConfig` without the defaults that would silently train something else."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ QUIET_DEFAULTS: dict[str, tuple[Any, str]] = {
 }
 """Field of `GRPOConfig` -> the value set here, and what its default would do instead.
 
-Beside them no pad token is drawn (`generation_kwargs`): Unsloth ends a completion at the first.
+`generation_kwargs` also excludes the pad token, because Unsloth ends a completion at the first one.
 """
 EXPLICIT: dict[str, Any] = {
-    # Unsloth fills in what is None by loss type, and TRL's defaults have changed before.
+    # Unsloth replaces None by a value for the loss type, and TRL's defaults have changed before.
     "epsilon": 0.2,
     "epsilon_high": 0.2,
     "num_iterations": 1,
@@ -48,11 +48,11 @@ def grpo_arguments(
     optim: str = "auto",
     **given: Any,
 ) -> Any:
-    """The `GRPOConfig` of a run in `folder`, with `given` in place of what is set here.
+    """The `GRPOConfig` of a run; `given` wins over the values set here.
 
     Args:
         folder: of the run.
-        pad_token_id: the token that is never drawn.
+        pad_token_id: the token that is never sampled.
         rollouts: "transformers", "vllm" or "server".
         save_steps: optimizer steps between checkpoints.
         precision, optim: see `RlvrConfig`.
@@ -60,7 +60,8 @@ def grpo_arguments(
     """
     import trl
 
-    generated: Any = trl  # its arguments are Unsloth's, which have fields of their own
+    # Unsloth replaces the class: its arguments have fields that TRL's do not.
+    generated: Any = trl
     arguments = {name: value for name, (value, _) in QUIET_DEFAULTS.items()} | EXPLICIT
     by_vllm = rollouts in ("vllm", "server")
     arguments |= {
@@ -68,4 +69,5 @@ def grpo_arguments(
         "generation_kwargs": generation_arguments("vllm" if by_vllm else rollouts, pad_token_id),
     }
     arguments |= common_arguments(folder, save_steps, precision, optim)
+    # The caller wins, also over the quiet defaults.
     return generated.GRPOConfig(**(arguments | given))

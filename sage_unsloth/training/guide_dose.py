@@ -1,4 +1,4 @@
-"""What this guide can do here, said before training: the guide on the preflight's completions."""
+"""Estimates before training how much a guide can change, from the completions of the preflight."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REPORT = "guide_dose.json"
 LOGITS_AT_ONCE = 2**28
-"""Logits of the longest completion that is scored: half a GiB in 16 bits."""
+"""Largest number of logits in one forward pass: half a GiB in 16 bits."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +37,17 @@ def guide_dose(
     max_steps: int = 1,
     scale_rewards: str = "group",
 ) -> "GuideDose":
-    """The dose of a guide on graded completions of the model that training starts from.
+    """The dose of a guide on graded completions of the start model.
 
     Before the first step policy and reference are one model, so its log-probabilities and entropies
     are those of both. A completion is scored by its text (`sample_and_grade` records no tokens),
-    alone, and its first `LOGITS_AT_ONCE` / V tokens only.
+    alone, and only its first `LOGITS_AT_ONCE` / V tokens.
 
     Args:
-        records: with `problem_id`, `completion`, `finish_reason` and `grade`; `reward` where a run
+        records: with `problem_id`, `completion`, `finish_reason` and `grade`; `reward` if the run
             has other rewards than the checked answer.
         guide: any guide that needs no teacher.
-        model, tokenizer: what drew the records; its forward pass must return logits.
+        model, tokenizer: of the records; the forward pass must return logits.
         rows: the problems, with the `id` that the records name.
         temperature: of the sampling in training.
         max_steps: of the run, for guides with a schedule; the dose is that of the first step.
@@ -65,10 +65,12 @@ def guide_dose(
         raise ValueError(f"a dose needs a guide without a teacher, got {type(guide).__name__}")
     prompts = {row["id"]: prompt_ids(tokenizer, turns_of(row)) for row in rows}
     generator = torch.Generator().manual_seed(0)
+    # The forward pass returns all logits, T × V of them.
     most = max(1, LOGITS_AT_ONCE // len(tokenizer))
     scored, log_guides = [], []
     for record in records:
         ids = completion_ids(tokenizer, record["completion"])
+        # The EOS is not in the text, and the guide acts on it too.
         if record["finish_reason"] == "stop":
             ids.append(tokenizer.eos_token_id)
         if not ids:
@@ -76,6 +78,7 @@ def guide_dose(
         logps, entropies, mask = score(
             model, [prompts[record["problem_id"]]], [ids[:most]], temperature
         )
+        # Policy and reference are one model here, so logps stand for both.
         signals = TokenSignals(logps, logps, mask, entropies=entropies, ref_entropies=entropies)
         log_guide = guide.log_guide(signals, step=0, max_steps=max_steps, generator=generator)
         log_guides.append(log_guide[0])
@@ -102,14 +105,12 @@ def report_dose(
     rows: Sequence[dict],
     folder: Path,
 ) -> None:
-    """Log what the guide can do on the completions of the preflight, and write `REPORT`.
+    """Logs the dose on the completions of the preflight, and writes `REPORT`.
 
-    A guide that needs a teacher is passed over: its teacher is not among the signals yet. Training
-    is not changed by it (`policy_engine.preserve_random_state`).
+    Skipped for a guide that needs a teacher, which is not among the signals yet. Training is not
+    changed by it (`policy_engine.preserve_random_state`).
 
     Args:
-        config: of the RL run.
-        guide: of the run.
         model, tokenizer: the policy that the preflight sampled.
         rows: the training rows.
         folder: of the run, with the preflight's completions.
@@ -119,6 +120,7 @@ def report_dose(
     if "teacher_logps" in guide.needs:
         return
     with preserve_random_state(model, tokenizer):
+        # Dropout off; the context puts the mode back.
         model.eval()
         dose = guide_dose(
             read_jsonl(folder / SAMPLES),

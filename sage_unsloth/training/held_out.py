@@ -1,14 +1,14 @@
-"""The held-out curve: pass@k of the policy on problems that it is not trained on, while it trains.
+"""The held-out curve: pass@k of the policy during training, on problems it is not trained on.
 
     before the first step, every `eval_steps`, after the last one:
         N completions of every held-out problem, each by its own seed → graded → pass@1 … pass@N
 
-Each problem's completions have the same seeds at every evaluation, so two points of the curve
-differ by the policy alone. Nothing of it reaches the training (`policy_engine`).
+Completions have the same seeds at every evaluation, so two points of the curve differ only by the
+policy. Evaluations do not change the training (`policy_engine`).
 
-The best adapter and early stopping follow from the curve, which follows from the rows of
-`metrics.jsonl`. So they are right after a resume too: no row counts of steps
-that are trained again.
+The best adapter and early stopping are computed from the curve, and the curve from the rows of
+`metrics.jsonl`. So they are correct after a resume: rows of steps that are trained again do not
+count.
 """
 
 import hashlib
@@ -44,26 +44,26 @@ from sage_unsloth.training.rows import METRICS, held_out_curve
 
 FOLDER, BEST = "held-out", "best"
 PROBLEMS = "problems.json"
-"""In `held-out/`: the rows, which the completions name by their ids."""
+"""In `held-out/`: the rows, by the ids in the completions."""
 NOTE = "evaluation.json"
-"""In `best/`: which evaluation it is of."""
+"""In `best/`: the row of its evaluation."""
 
 logger = logging.getLogger(__name__)
 
 
 class HeldOut:
-    """Evaluates the policy of a run, keeps the adapter of the best evaluation, and says when to
-    stop. Every process makes one and calls its methods at the same steps; the first one draws.
+    """Evaluates the policy of a run, saves the best adapter, and says when to stop.
+
+    Every process creates one and calls its methods at the same steps; the first process samples.
 
     Args:
         config: of the run, with `eval_steps` > 0.
         rows: the held-out ones, with `id`, `problem` and `answer`.
-        folder: of the run; gets `held-out/` with every completion, a record set for each
-            evaluation, and `best/`.
+        folder: of the run; gets `held-out/` with a record set for each evaluation, and `best/`.
         trainer: of the run.
-        tokenizer: not the trainer's own; goes to `best/` with the adapter.
+        tokenizer: not the trainer's own; is saved in `best/` with the adapter.
         model_path: the model below the adapter.
-        verifier: what makes an answer right.
+        verifier: grades the answers.
     """
 
     def __init__(
@@ -84,11 +84,10 @@ class HeldOut:
         self.sampling = held_out_sampling(config, vllm=draws_by_vllm(trainer))
         self.curve: list[Mapping[str, Any]] = []
         self.cause: signal.Signals | None = None
-        """The signal that interrupted an evaluation, which the resumed run then makes first."""
+        """Signal that interrupted an evaluation; the resumed run starts with that evaluation."""
 
     def begin(self, step: int) -> dict[str, Any]:
-        """Take the curve up to this step from the run's rows, with the adapter that was best then,
-        and evaluate here if that is due and was not done.
+        """Restores the curve up to this step and its best adapter, and evaluates if that is due.
 
         Returns:
             The row of the evaluation, or an empty one.
@@ -103,8 +102,9 @@ class HeldOut:
         return self.after(step) if is_due(self.config, self.curve, step) else {}
 
     def after(self, step: int) -> dict[str, Any]:
-        """The metrics of the policy after this optimizer step; empty where no evaluation is due, or
-        where a signal interrupted it (`cause`).
+        """The metrics of the policy after this optimizer step.
+
+        Empty if no evaluation is due, or a signal interrupted it (`cause`).
         """
         if not is_due(self.config, self.curve, step):
             return {}
@@ -112,7 +112,7 @@ class HeldOut:
         if rank() == 0:
             try:
                 result = self._evaluate(step)
-            # Kept and not raised: the step that was trained is saved before the run ends.
+            # Not raised here: the trained step must be saved before the run ends.
             except KeyboardInterrupt:
                 result = signal.SIGINT
             except Terminated as stopped:
@@ -130,11 +130,11 @@ class HeldOut:
 
     @property
     def reason_to_end(self) -> str:
-        """Why the run ends after these evaluations; empty where it goes on."""
+        """Why the run ends after these evaluations; empty if it goes on."""
         return reason_to_end(self.config, self.curve)
 
     def saved(self, checkpoint: Path) -> None:
-        """Put the adapter that is best by now into a checkpoint, for a run that resumes there."""
+        """Copies the best adapter so far into a checkpoint, for a run that resumes there."""
         if (self.folder / BEST).is_dir():
             place = checkpoint / FOLDER / BEST
             shutil.rmtree(place, ignore_errors=True)
@@ -142,7 +142,7 @@ class HeldOut:
             shutil.copytree(self.folder / BEST, place, copy_function=_link)
 
     def report(self) -> None:
-        """Log which evaluation was best, and whether pass@k fell."""
+        """Logs which evaluation was best, and whether pass@k fell."""
         best = best_of(self.config, self.curve)
         if best is None or rank() > 0:
             return
@@ -165,7 +165,7 @@ class HeldOut:
         started = time.perf_counter()
         path = self.folder / FOLDER / _records_of(step)
         policy = policy_digest(self.trainer.model)
-        # Otherwise an interrupted evaluation is resumed, and samples that are there are used.
+        # With the same weights an interrupted evaluation is resumed, and its samples are used.
         _forget_other_policy(path, policy)
         quiet = progress(disable=True)
         with policy_engine(self.trainer, self.tokenizer, self.stops) as engine:
@@ -199,13 +199,14 @@ class HeldOut:
             write_json(partial / NOTE, dict(row))
 
     def _restore_best(self, step: int) -> None:
-        """`best/` as it was at this step: a later one is of steps that are trained again."""
+        """`best/` as it was at this step: a later one belongs to steps that are trained again."""
         best, place = best_of(self.config, self.curve), self.folder / BEST
         checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
         best_step = None if best is None else best["step"]
         if best_step is None or best_step != _step_of(place):
             copy = checkpoint / FOLDER / BEST
             if best_step is not None and best_step == _step_of(copy):
+                # The checkpoint has the adapter that was best when it was saved.
                 with whole_folder(place, replace=True) as partial:
                     shutil.copytree(copy, partial)
             else:
@@ -219,12 +220,14 @@ class HeldOut:
                         place,
                     )
         if best_step is not None and checkpoint.is_dir() and not (checkpoint / FOLDER).is_dir():
-            self.saved(checkpoint)  # killed between the checkpoint and its copy
+            # The run was killed between writing the checkpoint and copying the adapter into it.
+            self.saved(checkpoint)
 
 
 def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
-    """How the held-out completions are drawn: as those of training."""
-    batch = config.completions_per_step  # which the memory of the card was planned for
+    """Samples as training does."""
+    # The memory plan is for this batch.
+    batch = config.completions_per_step
     if not has_gpu():
         # On a CPU small batches waste time, and no memory was planned.
         batch = max(batch, BATCH_SIZES["transformers"])
@@ -238,7 +241,7 @@ def policy_digest(model: Any) -> str:
 
 
 def _forget_other_policy(path: Path, policy: str) -> None:
-    """Deletes what was drawn after a step that was trained again since, to other weights."""
+    """Deletes samples of other weights: their step has been trained again since."""
     settings = settings_path(path)
     same = settings.exists() and read_settings(path)["settings"].get("policy") == policy
     if not same:
@@ -255,7 +258,7 @@ def _step_of(best: Path) -> int | None:
 
 
 def _link(source: str, target: str) -> None:
-    """The same file under a second name, which takes no room; a copy where that cannot be."""
+    """A hard link, or a copy where links are not possible."""
     try:
         os.link(source, target)
     except OSError:

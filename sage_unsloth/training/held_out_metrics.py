@@ -1,7 +1,7 @@
-"""What an evaluation on held-out problems measures: is pass@k falling, at which k, and where.
+"""Metrics of an evaluation on held-out problems.
 
 eval/pass@k, _low, _high       mean over problems for k = 1, 2, 4 … N, with its 95 % interval
-eval/change@N, _low, _high     less the same before training, paired by problem
+eval/change@N, _low, _high     minus the same before training, paired by problem
 eval/pass@N/GROUP              by the rows' column `family`
 eval/guess@k                   of blind attempts, from the rows' column `guess`
 """
@@ -16,22 +16,22 @@ from sage_unsloth.evaluation.metrics import guess_bound, pass_at_k, powers_of_tw
 from sage_unsloth.sampling.counts import correct_matrix
 
 MOST_GROUPS = 12
-"""With more families than this none has a curve of its own."""
+"""With more families than this there are no curves by family."""
 
 
 def held_out_metrics(
     records: Sequence[dict], rows: Sequence[dict], start: Sequence[dict] = ()
 ) -> dict[str, float]:
-    """What one evaluation adds to its step's row.
+    """The metrics of one evaluation, for its step's row.
 
     Args:
         records: N of each row.
-        rows: the held-out ones, with `id`; `family` and `guess` where all of them have it.
-        start: the records before training; none where this is that evaluation.
+        rows: the held-out ones, with `id`; `family` and `guess` are used if all have them.
+        start: the records before training; empty for that evaluation itself.
 
     Returns:
-        The metrics above, with `eval/format` and `eval/cut`, the shares of completions with a
-        solution tag and without an end, and `eval/tokens`, their mean length.
+        The metrics above, `eval/format` and `eval/cut` (shares of completions with a solution tag,
+        and without an end) and `eval/tokens` (mean length).
     """
     ids = [row["id"] for row in rows]
     correct_PN = correct_matrix(records, ids)
@@ -46,6 +46,7 @@ def held_out_metrics(
     values_P = _pass_at_k(correct_PN, samples)
     if start:
         before_P = _pass_at_k(correct_matrix(start, ids), samples)
+        # Paired by problem: differences vary less than the two means.
         change = paired_interval(values_P[None], before_P[None])
         result |= _with_interval(f"eval/change@{samples}", change)
     families_P = np.array([str(row.get("family", "")) for row in rows])
@@ -62,11 +63,12 @@ def held_out_metrics(
 
 
 def change_text(row: Mapping[str, Any], k: int) -> str:
-    """What an evaluation says of pass@k, in words; empty without `eval/change@k`."""
+    """One sentence about the change of pass@k; empty without `eval/change@k`."""
     name = f"eval/change@{k}"
     if name not in row:
         return ""
     change, low, high = (row[name + end] for end in ("", "_low", "_high"))
+    # Only an interval that excludes 0 is a change.
     verdict = "fell" if high < 0 else "rose" if low > 0 else "may not have changed"
     return f"pass@{k} {verdict}: {change:+.3f} [{low:+.3f}, {high:+.3f}] against before training."
 

@@ -1,4 +1,4 @@
-"""Which rows are held out of training, for the held-out curve."""
+"""Chooses the rows that are held out of training, for the held-out curve."""
 
 import logging
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 LARGEST_SHARE = 4
-"""At most one row in so many is held out."""
+"""At most one row in this many is held out."""
 
 logger = logging.getLogger(__name__)
 
@@ -18,17 +18,17 @@ def split_rows(
     rows: Sequence[dict],
     held_out: Sequence[dict] | None = None,
 ) -> tuple[list[dict], list[dict]]:
-    """(training rows, held-out rows); without evaluations all rows are to train on.
+    """(training rows, held-out rows); all rows are for training if there are no evaluations.
+
+    Training rows that share a problem with a held-out row are left out, which is logged.
 
     Args:
-        config: `eval_rows` are held out of `rows`, at most a quarter, at even distances.
+        config: `eval_rows` of `rows` are held out, at most a quarter, evenly spaced.
         rows: dicts with `problem` and `answer`.
-        held_out: the held-out rows, where they are given; each gets an `id` if it has none.
-
-    Rows with the problem of a held-out one are not trained on, which is logged.
+        held_out: the held-out rows, if given; each gets an `id` if it has none.
 
     Raises:
-        ValueError: too few rows; a row without a problem or an answer, or with the id of another.
+        ValueError: too few rows; a row without a problem or an answer, or with a repeated id.
     """
     if not config.eval_steps:
         return list(rows), []
@@ -43,6 +43,7 @@ def split_rows(
     else:
         selected = _with_ids(held_out)
         problems = {row["problem"] for row in selected}
+        # By problem and not by row: a repeated problem must not be on both sides.
         training = [row for row in rows if row["problem"] not in problems]
         if rows and not training:
             raise ValueError(
@@ -61,12 +62,10 @@ def split_rows(
 
 
 def check_evaluations(config: RlvrConfig, given: int | None, *, graded: bool) -> None:
-    """Raises ValueError where held-out rows and no evaluation are asked for, or the other way
-    round.
+    """Raises ValueError for held-out rows without evaluations, or the other way round.
 
     Args:
-        config: of the run.
-        given: how many held-out rows are given; None where they are taken from the training rows.
+        given: number of given held-out rows; None if they come from the training rows.
         graded: whether answers are checked.
     """
     if not config.eval_steps and given is not None:

@@ -1,6 +1,4 @@
-"""The folder of a run: what it holds, whether a run may go on in it, and how one begins and ends
-there.
-"""
+"""A run's folder: whether a run may start or resume in it, and how it is completed."""
 
 import json
 import logging
@@ -25,16 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 def result_folder(folder: Path, settings: Mapping[str, Any]) -> Path:
-    """Where a run of these settings puts its result: `model/` in SFT and full fine-tuning, else
-    `adapter/`.
-    """
+    """The folder of the result: `model/` in SFT and full fine-tuning, else `adapter/`."""
     whole = settings["stage"] == "sft" or settings.get("full_finetuning", False)
     return folder / ("model" if whole else "adapter")
 
 
 class Ledger:
-    """The folder of a run of a stage, "sft" or "rlvr". It is compared before anything is loaded,
-    begun once the rows are known, and completed when the result is there.
+    """The folder of a run of a stage, "sft" or "rlvr".
+
+    It is compared before anything is loaded, opened once the rows are known, and completed when the
+    result exists.
     """
 
     def __init__(self, folder: str | Path, stage: str) -> None:
@@ -46,14 +44,14 @@ class Ledger:
         return self.folder / METRICS
 
     def recorded(self) -> dict | None:
-        """The settings of a run of this stage that has trained a step already."""
+        """The settings of a run of this stage that has trained at least one step."""
         run = read_record(self.folder)
         if run is None or run["settings"].get("stage") != self.stage or not self.metrics.is_file():
             return None
         return run["settings"] | run["free_settings"]
 
     def result(self) -> Path | None:
-        """What a finished run left; None where the folder's run is of another stage, or goes on."""
+        """A finished run's result; None if the run is of another stage, or not finished."""
         run = read_record(self.folder)
         if run is None or run["settings"].get("stage") != self.stage:
             return None
@@ -61,10 +59,9 @@ class Ledger:
         return trained if trained.is_dir() else None
 
     def compare(self, settings: dict) -> None:
-        """What `begin` will refuse, as far as it is known before the rows are.
+        """Raises early what `begin` would refuse, as far as it is known before the rows are.
 
-        That is another process in the folder, a place where nothing can be written, files of
-        something else, other settings.
+        Checked are: another process in the folder, no write access, unknown files, other settings.
 
         Args:
             settings: `stage.known_settings`.
@@ -78,6 +75,7 @@ class Ledger:
                 if self.folder.exists():
                     refuse_strangers(self.folder)
                 return
+            # Without a trained step only the stage is fixed; other settings may still change.
             recorded, names = run["settings"], ("stage",)
             if self.metrics.exists():
                 names = tuple(settings)
@@ -85,6 +83,7 @@ class Ledger:
             refuse_other_settings(
                 self.folder,
                 {name: recorded[name] for name in names if name in recorded},
+                # As JSON gives them back: tuples become lists.
                 json.loads(json.dumps({name: settings[name] for name in names})),
             )
 
@@ -96,17 +95,17 @@ class Ledger:
         data: Mapping[str, Any] | None = None,
         command: Sequence[str] = (),
     ) -> None:
-        """Open the folder, whose settings are fixed from its first optimizer step on.
+        """Opens the folder; settings are fixed from the first optimizer step on.
 
-        Until then (it ran out of memory, say) a run takes new settings, and the files of a
+        Until then (after running out of memory, say) new settings are accepted, and the files of a
         preflight under the old ones are deleted.
 
         Args:
-            settings: in which a run that resumes must agree (`stage.run_settings`).
-            config: of the stage, whose free settings are noted.
+            settings: must be equal to resume (`stage.run_settings`).
+            config: of the stage; its free settings are recorded too.
             model_path: folder or hub id.
-            data: where the rows are from, kept beside the settings, which have the rows' digest.
-            command: the words that started it, by which `--config run.json` repeats it.
+            data: origin of the rows, recorded next to the settings, which have the rows' digest.
+            command: the words of the command, so that `--config run.json` can repeat it.
 
         Raises:
             ValueError: see `record.open_run`.
@@ -133,10 +132,10 @@ class Ledger:
         open_run(self.folder, settings, begun=begun, **notes)
 
     def complete(self, result: Path) -> None:
-        """Check that a step of training made the result, and delete the checkpoints.
+        """Checks that training steps made the result, and deletes the checkpoints.
 
         Raises:
-            ValueError: `metrics.jsonl` is not there, or has no row.
+            ValueError: `metrics.jsonl` is missing, or has no row.
         """
         if not self.metrics.exists() or not read_jsonl(self.metrics):
             raise ValueError(
@@ -148,12 +147,12 @@ class Ledger:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def check_checkpoints(self, resume: Path | None, save_steps: int) -> None:
-        """Refuse to begin a run anew that has trained past its first checkpoint, and has none left.
+        """Refuses to restart a run that has trained past its first checkpoint and lost it.
 
         Args:
             resume: its newest complete checkpoint.
-            save_steps: optimizer steps between checkpoints, as asked for now. Where the run began
-                with more, those count: the first one may not have been due yet.
+            save_steps: optimizer steps between checkpoints now. A larger value at the run's start
+                counts instead, because the first checkpoint may not have been due yet.
 
         Raises:
             ValueError: the checkpoints are gone.
@@ -171,11 +170,8 @@ class Ledger:
             )
 
     def _refuse_more_steps(self, recorded: Mapping[str, Any], settings: dict) -> None:
-        """Refuse to make a run longer; no other setting of it is looked at.
-
-        Raises:
-            ValueError: with what to do instead.
-        """
+        """Raises ValueError if the run would become longer; no other setting is compared."""
+        # The learning rate falls over max_steps, so a longer run would have been another one.
         had, requested = recorded.get("max_steps", -1), settings["max_steps"]
         if recorded.get("stage") == settings["stage"] and 0 < had < requested:
             is_sft = settings["stage"] == "sft"

@@ -1,9 +1,10 @@
-"""A figure of a run that is drawn again while it trains, in a notebook.
+"""A figure that is updated in a notebook while a run trains.
 
     from sage_unsloth.training.live import LivePlot
+
     trainer.add_callback(LivePlot())    # or run_rlvr(..., callbacks=[LivePlot()])
 
-It imports neither transformers nor matplotlib before training begins, so it may be made before
+It imports transformers and matplotlib only when training begins, so it can be created before
 Unsloth is loaded.
 """
 
@@ -20,7 +21,7 @@ from sage_unsloth.training.figures import held_out_panels, moving_average, plot_
 from sage_unsloth.training.rows import numbers
 from sage_unsloth.training.stage import METRICS
 
-LOSS = "loss (nats per token)"  # of SFT; in RL it says nothing, since advantages sum to 0
+LOSS = "loss (nats per token)"  # of SFT; meaningless in RL, where advantages sum to 0
 PANELS = {
     "mean reward": ("reward",),
     "KL to the reference (nats)": ("kl/ref_k3", "kl"),
@@ -28,21 +29,19 @@ PANELS = {
     "groups without a signal (share)": ("advantages/dead_groups", "frac_reward_zero_std"),
     LOSS: ("loss",),
 }
-"""Title of a panel -> the metrics that it may show, of which the first that was logged is drawn."""
+"""Title of a panel -> its metrics; the first one that was logged is drawn."""
 
 
 class LivePlot:
-    """A callback that draws reward, KL, entropy, groups without a signal and held-out pass@k
-    against the optimizer step.
+    """A callback that draws reward, KL, entropy, groups without a signal and held-out pass@k.
 
-    The one figure below the cell is replaced at most every `seconds`, and when training ends.
-    Outside a notebook it does nothing. It takes what the trainer logs, so it serves `rlvr` (by
-    `callbacks=[LivePlot()]`) and any trainer of your own (by `trainer.add_callback(LivePlot())`); a
-    metric that is not logged has no panel. A run of `rlvr` that resumes shows its earlier steps
-    too.
+    The figure below the cell is updated at most every `seconds`, and when training ends. Outside a
+    notebook it does nothing. It uses what the trainer logs, so it works with `rlvr`
+    (`callbacks=[LivePlot()]`) and any trainer (`trainer.add_callback(LivePlot())`); a metric that
+    is not logged has no panel. A resumed `rlvr` run shows its earlier steps too.
 
     Args:
-        seconds: between two drawings.
+        seconds: between two updates.
         window: optimizer steps of the centred moving average over the raw values.
     """
 
@@ -53,19 +52,22 @@ class LivePlot:
         self._drawn = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("on_"):  # the trainer's other events, in any version of transformers
+        # Any other event of the trainer, in any version of transformers.
+        if name.startswith("on_"):
             return lambda *args, **kwargs: None
         raise AttributeError(name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin anew, with the steps that the run's folder has already."""
+        """Starts with the steps that the run's folder already has."""
         log = Path(args.output_dir).parent / METRICS
+        # Rows after the checkpoint are of steps that are trained again.
         earlier = read_jsonl(log) if state.global_step and log.is_file() else []
         self.rows = [row for row in earlier if row.get("step", 0) <= state.global_step]
         self._handle, self._drawn = None, 0.0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Take a row of metrics, and draw where the last drawing is old enough."""
+        """Adds a row of metrics, and redraws if the last drawing is old enough."""
+        # Every process logs, one draws.
         if logs and state.is_world_process_zero:
             self.rows.append(numbers(logs) | {"step": state.global_step})
             if time.monotonic() - self._drawn >= self.seconds:
@@ -84,6 +86,7 @@ class LivePlot:
             return
         from IPython.display import Image, display
 
+        # One display handle: updating it replaces the image instead of adding one.
         if self._handle is None:
             self._handle = display(Image(data=image), display_id=True)
         else:
@@ -92,7 +95,7 @@ class LivePlot:
 
 
 def live_figure(rows: Sequence[Mapping[str, Any]], window: int = 9) -> bytes | None:
-    """The PNG of `PANELS` over `rows`, each with `step`; None where no panel has a value."""
+    """The PNG of `PANELS` over `rows`, each with `step`; None if no panel has a value."""
     panels, is_rl = {}, any("reward" in row for row in rows)
     for title, metrics in PANELS.items():
         if title == LOSS and is_rl:

@@ -1,9 +1,9 @@
-"""float16's loss scaling: on a CPU too, and with each step that it skips counted.
+"""Loss scaling for float16, on a CPU too, with skipped steps counted.
 
-A gradient below 6e-8 is 0 in float16. So the loss is multiplied by a scale, and the gradient of
-the float32 weights divided by it before it is clipped. Where it overflows, the scaler skips the
-step and halves the scale: no error until the scale is down to 1 (`finite`). accelerate does this on
-a GPU; on a CPU it passes over fp16 without a word, and neither scales nor computes in float16.
+A gradient below 6e-8 is 0 in float16. So the loss is multiplied by a scale, and the gradient of the
+float32 weights is divided by it before clipping. If it overflows, the scaler skips the step and
+halves the scale; it is an error only once the scale is down to 1 (`finite`). accelerate does this
+on a GPU. On a CPU it silently ignores fp16.
 """
 
 import logging
@@ -16,14 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 def scale_losses(trainer: Any) -> None:
-    """Before `trainer.train()`: a trainer with fp16 on a CPU computes under autocast to float16 and
-    scales its loss, as accelerate lets it on a GPU. Any other trainer is left as it is.
+    """Enables autocast to float16 and loss scaling for a trainer with fp16 on a CPU.
+
+    Call it before `trainer.train()`. Other trainers are not changed.
     """
     accelerator = trainer.accelerator
     if trainer.args.fp16 and accelerator.device.type == "cpu" and accelerator.scaler is None:
         import torch
 
-        # What accelerate sets on a GPU by itself.
+        # accelerate sets both only on a GPU.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler("cpu")
 
@@ -31,9 +32,10 @@ def scale_losses(trainer: Any) -> None:
 def with_loss_scale(
     trainer: Any, extra: Callable[[int, dict], dict]
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """The `extra` of `stage.train`, which of a trainer that scales its loss also returns the scale
-    after the step, and 1 where the step was skipped, else 0. A skipped step's gradient is not
-    finite, and its norm is taken out of the row.
+    """Adds to `extra` of `stage.train` the scale after the step, and 1 for a skipped step.
+
+    A skipped step's gradient norm is not finite and is removed from the row. Trainers without
+    scaling are not changed.
     """
 
     def scaled(step: int, logs: dict) -> dict[str, Any]:

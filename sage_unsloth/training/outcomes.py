@@ -1,4 +1,4 @@
-"""What a person is shown of a finished stage: tables, and the command that comes next."""
+"""What a user sees of a finished stage: tables, and the next command."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path
 
 HELD_OUT = "HELD_OUT.jsonl"
-"""Stands for a file of questions that were not trained on."""
+"""Placeholder for a file of questions that were not trained on."""
 
 
 def evaluation_command(
@@ -35,20 +35,20 @@ def evaluation_command(
     eval_file: str | Path | None = None,
     verifier: Sequence[str] = (),
 ) -> str:
-    """The command that compares a run's model with what it started from, of a size that fits it.
+    """The command that compares a run's model with its start, at a size that fits the model.
 
-    For the embedded model as many samples as its quickstart draws; for others the paper's, but a
-    few where there is no GPU.
+    As many samples as the quickstart for the embedded model, the paper's for others, and a few
+    without a GPU.
 
     Args:
-        data: of one's own, which the run was trained on. Of a set of the hub the evaluation takes
-            the test split; for a file stands `HELD_OUT`, a file of questions that were not
-            trained on.
+        data: custom data of the run. For a hub data set the test split is evaluated; for a file
+            `HELD_OUT` is the placeholder.
         columns: of `data`.
-        eval_file: of the run's held-out curve, which is such a file.
-        verifier: the options of the run's, `verifier_options`.
+        eval_file: of the run's held-out curve, used instead of the placeholder.
+        verifier: the run's `verifier_options`.
     """
     embedded = point.preset.name == EMBEDDED
+    # The name, not the path of this machine.
     below = EMBEDDED if embedded and point.model == model_path(point.preset) else point.model
     before = f"{below}+{point.adapter}" if point.adapter else below
     words = ["evaluate", "--models", f"start={before}", f"{name}={run}", "--benchmarks"]
@@ -71,15 +71,19 @@ def evaluation_command(
         words += ["--max-tokens", f"{config.max_completion_length}"]
     words += _sampling_options(config, embedded)
     words += verifier
-    if config.load_in_4bit:  # what it started from as well
+    # Both models are evaluated on the weights that the run trained with.
+    if config.load_in_4bit:
         words.append("--load-in-4bit")
-    words += config.prompt.options()  # for a model that was not trained here
+    # The start model was not trained on this prompt, so the options must name it.
+    words += config.prompt.options()
     return f"python -m sage_unsloth {shlex.join(words)}"
 
 
 def _sampling_options(config: RlvrConfig, embedded: bool) -> list[str]:
-    """Sample as the run did; for a large model the paper evaluates at another temperature, unless
-    the run's was chosen.
+    """Sampling options that differ from the defaults.
+
+    For a large model the paper evaluates at another temperature than it trains with, unless the
+    run's was changed.
     """
     usual = SamplingConfig()
     temperature = config.temperature
@@ -106,13 +110,13 @@ def training_command(
     columns: Columns | None = None,
     verifier: Sequence[str] = (),
 ) -> str:
-    """The command that trains by RL on what an SFT run left.
+    """The command that trains by RL on the result of an SFT run.
 
     Args:
         out: folder of the SFT run.
         config: of the SFT run.
-        max_length: of the model's preset; RL gets the lengths of another one that was chosen.
-        data: of one's own; None where it is that of the model.
+        max_length: of the model's preset; if the run had another one, RL gets its lengths.
+        data: custom data; None for the model's default.
         columns: of `data`.
         verifier: `verifier_options`.
     """
@@ -124,17 +128,19 @@ def training_command(
         words += ["--backend", TRL]
     if data is not None:
         columns = columns or Columns()
+        # RL reads no solutions.
         names = {name: of for name, of in columns.names.items() if name != "solution"}
         words += ["--data", data, *replace(columns, names=names).options()]
     words += verifier
     if config.max_length != max_length:
+        # SFT counts prompt and solution together, RL each by itself.
         half = config.max_length // 2
         words += ["--max-prompt-length", f"{half}", "--max-completion-length", f"{half}"]
     return f"python -m sage_unsloth {shlex.join(words)}"
 
 
 def verifier_options(checker: Checker | None, *, allow_unconfined: bool = False) -> list[str]:
-    """The words of a command that ask for a verifier; none for that of the data."""
+    """Command-line options for a verifier; empty for the default of the data."""
     if checker is None:
         return []
     unconfined = ["--allow-unconfined"] if allow_unconfined else []
@@ -152,11 +158,11 @@ COURSE = {
     "advantages/dead_groups": ("dead", 3),  # logged where another rule than GRPO's decides
     "seconds": ("s", 1),
 }
-"""Metric -> title and decimals; as on the progress bar, and 80 columns hold them all."""
+"""Metric -> title and decimals; all fit into 80 columns."""
 
 
 def finished_text(out: str | Path, trained: Path) -> str:
-    """What the command that is started again says of a finished run, before anything is loaded."""
+    """Printed when a finished run is started again."""
     return (
         f"{out} is finished: {trained}. Nothing is trained again. What follows checks its settings "
         "and rows, and shows its outcome. Another --out starts a new run.\n"
@@ -164,7 +170,7 @@ def finished_text(out: str | Path, trained: Path) -> str:
 
 
 def unanswered_share(metrics: Sequence[dict]) -> float | None:
-    """The share of completions without an answer that can be read; None where none was checked."""
+    """The share of completions without a readable answer; None if none was checked."""
     keys = [f"reward/{grade.value}" for grade in Grade]
     graded = [row for row in metrics if all(key in row for key in keys)]
     count = sum(row[key] for row in graded for key in keys)
@@ -174,7 +180,7 @@ def unanswered_share(metrics: Sequence[dict]) -> float | None:
 
 
 def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
-    """What to do where most answers of the last tenth cannot be read; empty where they can."""
+    """What to do if most answers of the last tenth cannot be read; empty otherwise."""
     share = unanswered_share(metrics[-max(1, len(metrics) // 10) :])
     if share is None or share <= 0.5:
         return ""
@@ -185,9 +191,7 @@ def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
 
 
 def course(metrics: Sequence[dict]) -> list[dict]:
-    """First and last tenth of a run, averaged, as rows of a table; a metric that was not logged is
-    left out.
-    """
+    """First and last tenth of a run, averaged, as rows of a table; unlogged metrics are omitted."""
     tenth = max(1, len(metrics) // 10)
     rows = []
     for part, steps in {"first": metrics[:tenth], "last": metrics[-tenth:]}.items():
@@ -203,9 +207,7 @@ def course(metrics: Sequence[dict]) -> list[dict]:
 
 
 def outcome(out: Path, metrics: Sequence[dict], prompt: PromptFormat) -> list[str | list[dict]]:
-    """Texts and tables of a finished RL run: the preflight, where there was one, the first and the
-    last tenth of training, and what to do where answers could not be read.
-    """
+    """Texts and tables of a finished RL run: preflight, first and last tenth, advice."""
     parts: list[str | list[dict]] = []
     preflight = out / REPORT
     if preflight.is_file():

@@ -1,6 +1,6 @@
-"""Algorithms that are no rows of the table: `module:name`, and those that installed packages bring.
+"""Algorithms that are not in the table: `module:name`, or from installed packages.
 
-A package brings algorithms by entry points:
+A package provides algorithms by entry points:
 
     [project.entry-points."sage_unsloth.algorithms"]
     sharper = "my_package.algorithms:sharper"
@@ -23,13 +23,13 @@ GROUP = "sage_unsloth.algorithms"
 
 @dataclass(frozen=True)
 class Brought:
-    """What an installed package brings under one name.
+    """An algorithm of an installed package.
 
     Attributes:
         name: for `--algorithm`.
         package: its name and version.
-        algorithm: None where it is broken.
-        problem: why; empty where it is not.
+        algorithm: None if it is broken.
+        problem: why it is broken, or "".
     """
 
     name: str
@@ -39,25 +39,28 @@ class Brought:
 
 
 def named_algorithm(reference: str) -> Algorithm:
-    """The algorithm `name` of `module`, also of a file in the current folder.
+    """The algorithm `name` of `module`, which may be a file in the current folder.
 
     Args:
-        reference: "module:name" of an `Algorithm`, or of a guide: then it is grpo with that guide.
+        reference: "module:name" of an `Algorithm`, or of a guide, which means grpo with that guide.
 
     Raises:
         ValueError: the module cannot be imported, has no such name, or it is something else.
     """
-    return _as_algorithm(named_object(reference, "an algorithm"), reference)
+    try:
+        return _as_algorithm(named_object(reference, "an algorithm"), reference)
+    except TypeError as error:  # a guide of another form
+        raise ValueError(f"{reference}: {error}") from error
 
 
 @functools.cache
 def brought_algorithms(rows: frozenset[str]) -> dict[str, Brought]:
-    """What the installed packages bring, by name; loaded once in a process.
+    """The algorithms of installed packages by name, loaded once in a process.
 
-    A broken one is kept with its problem, so that it can be named.
+    A broken one is included with its problem, so that an error can name it.
 
     Args:
-        rows: the names that the table has already.
+        rows: names that the table already has.
     """
     algorithms: dict[str, Brought] = {}
     for entry in metadata.entry_points(group=GROUP):
@@ -68,6 +71,7 @@ def brought_algorithms(rows: frozenset[str]) -> dict[str, Brought]:
                 if entry.name in algorithms
                 else "this package's table"
             )
+            # Under a name of its own: a package must not replace an algorithm silently.
             name = f"{entry.name} ({package})"
             algorithms[name] = Brought(
                 name, package, problem=f"the name {entry.name} is of {other}"
@@ -75,7 +79,8 @@ def brought_algorithms(rows: frozenset[str]) -> dict[str, Brought]:
             continue
         try:
             algorithm = _as_algorithm(entry.load(), entry.name)
-        except Exception as error:  # whatever the package raises: the others must stay usable
+        # Any error: a broken package must not disable the others.
+        except Exception as error:
             problem = f"{type(error).__name__}: {error!s:.200}"
             algorithms[entry.name] = Brought(entry.name, package, problem=problem)
         else:
@@ -84,9 +89,7 @@ def brought_algorithms(rows: frozenset[str]) -> dict[str, Brought]:
 
 
 def own_code(guide: Guide | None, advantages: str, token_advantages: str = NONE) -> dict[str, str]:
-    """`{"code": …}`, digests of the files that a guide or a rule of your own is written in, for
-    `run.json`; empty where all is this package's.
-    """
+    """`{"code": …}` with digests of custom guides and rules, for `run.json`; {} without any."""
     own: dict[str, Any] = {}
     if guide is not None and not type(guide).__module__.startswith("sage_unsloth."):
         own["guide"] = guide
@@ -102,7 +105,8 @@ def own_code(guide: Guide | None, advantages: str, token_advantages: str = NONE)
 def _digest(written: Any) -> str:
     try:
         return source_digest(written)
-    except (AttributeError, OSError, TypeError):  # typed into an interpreter: there is no source
+    # Typed into an interpreter, there is no source to digest.
+    except (AttributeError, OSError, TypeError):
         return "unknown"
 
 

@@ -1,8 +1,7 @@
-"""Engines that draw from the policy while it trains, and leave the training as it was.
+"""Engines that sample from the policy during training without changing the training.
 
-Whatever is drawn between two optimizer steps, the next one is the same to the last bit: each
-completion has a random stream of its own, and what a generation switches is put back
-(`preserve_random_state` says what that is).
+Whatever is sampled between two optimizer steps, the next step is bit-identical: each completion has
+its own random stream, and what a generation switches is restored (`preserve_random_state`).
 """
 
 import random
@@ -22,11 +21,11 @@ SWITCHED = ("training", "gradient_checkpointing", "_flag_for_generation")
 
 @contextmanager
 def policy_engine(trainer: Any, tokenizer: Any, stops: Sequence[int]) -> Iterator[Engine]:
-    """Within this context, an engine that draws from the policy as it is now.
+    """Within this context, an engine that samples from the current policy.
 
     Args:
         trainer: a `GRPOTrainer`, between two optimizer steps.
-        tokenizer: makes the prompts; not the trainer's own, whose padding side is its business.
+        tokenizer: makes the prompts; not the trainer's own, which sets its padding side.
         stops: tokens that end a completion, for vLLM.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -38,17 +37,16 @@ def policy_engine(trainer: Any, tokenizer: Any, stops: Sequence[int]) -> Iterato
 
 
 def draws_by_vllm(trainer: Any) -> bool:
-    """Whether vLLM draws from the policy between steps: the engine inside Unsloth does, which
-    shares the policy's weights.
-    """
+    """Whether samples come from the vLLM inside Unsloth, which shares the policy's weights."""
     return trainer.use_vllm and backend() == UNSLOTH
 
 
 @contextmanager
 def preserve_random_state(model: Any, tokenizer: Any) -> Iterator[None]:
-    """Afterwards these are what they were: the random states of Python, NumPy and PyTorch (every
-    device), `SWITCHED` of each module, `use_cache` of each config, the tokenizer's padding side,
-    and Unsloth's environment variables.
+    """Restores everything that a generation changes.
+
+    The random states of Python, NumPy and PyTorch (every device), `SWITCHED` of each module,
+    `use_cache` of each config, the tokenizer's padding side, and Unsloth's environment variables.
     """
     import numpy as np
     import torch
@@ -58,6 +56,7 @@ def preserve_random_state(model: Any, tokenizer: Any) -> Iterator[None]:
         (module, {name: vars(module)[name] for name in SWITCHED if name in vars(module)})
         for module in model.modules()
     ]
+    # By id, because submodules share one config object.
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     caches = [(c, vars(c)["use_cache"]) for c in configs.values() if "use_cache" in _vars(c)]
     side = tokenizer.padding_side
@@ -71,6 +70,7 @@ def preserve_random_state(model: Any, tokenizer: Any) -> Iterator[None]:
             for name in SWITCHED:
                 if name in attributes:
                     setattr(module, name, attributes[name])
+                # Set during generation and not there before.
                 elif name in vars(module):
                     delattr(module, name)
         for config, use_cache in caches:
@@ -83,9 +83,10 @@ def _vars(config: Any) -> dict[str, Any]:
 
 
 class RolloutLlm:
-    """vLLM's `generate` by the function that draws the rollouts: it wakes the engine, gives it the
-    adapter as it is now, and puts it to sleep. The sampling parameters alone are the caller's, so
-    that each completion has its own seed. It was not run on a GPU.
+    """vLLM's `generate` through the trainer's own rollout function.
+
+    That function wakes the engine, loads the current adapter and puts the engine to sleep. Only the
+    sampling parameters are replaced, so that each completion has its own seed. Not run on a GPU.
     """
 
     def __init__(self, generation: Any) -> None:
@@ -100,6 +101,7 @@ class RolloutLlm:
             outputs.extend(plain(prompts, sampling_params=list(parameters), **options))
             return outputs
 
+        # The rollout function makes its own sampling parameters, so they are replaced on the way.
         with replace_attributes(llm, generate=generate):
             self.generation.generate(
                 prompts=[prompt["prompt_token_ids"] for prompt in prompts],

@@ -1,6 +1,4 @@
-"""What RL will learn from, looked at before it starts: a few groups of completions, as training
-samples them.
-"""
+"""What RL can learn from: a few groups of completions, sampled as in training, before it starts."""
 
 import logging
 from collections.abc import Sequence
@@ -37,14 +35,13 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
 
     Args:
         records: with `problem_id`, `grade`, `extracted`, `finish_reason` and `num_tokens`, and
-            `reward` where that is not whether the grade is correct; equally many of each problem.
+            `reward` unless it is whether the grade is correct; equally many of each problem.
         advantages: the rule, see `methods.advantage_rules`.
 
     Returns:
-        `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate` (with mathematics in
-        it), `truncation_rate` (no EOS), each of completions; `dead_groups`, the share of problems
-        whose completions all get the advantage 0 (under "grpo": those with equal rewards);
-        `mean_tokens` of a completion.
+        Shares of completions: `solve_rate`, `format_rate` (a complete solution tag), `parsed_rate`
+            (a readable answer), `truncation_rate` (no EOS); `dead_groups`, the share of problems
+            whose completions all have advantage 0 (under "grpo": equal rewards); `mean_tokens`.
 
     Raises:
         ValueError: no records.
@@ -55,6 +52,7 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
     for record in records:
         reward = float(record.get("reward", record["grade"] == Grade.CORRECT))
         groups.setdefault(record["problem_id"], []).append(reward)
+    # The rule decides: w-reinforce learns even from groups with equal rewards.
     taught = advantage_rule(advantages).teaches(torch.tensor(list(groups.values())))
     n = len(records)
     return {
@@ -69,7 +67,7 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
 
 
 def answers_remedy(prompt: PromptFormat) -> str:
-    """What to do where completions lack the marks around the answer."""
+    """What to do if completions lack the tags or the box of an answer."""
     if prompt.solution is None:
         return "run SFT first, or longer: it teaches to put the answer in \\boxed{}"
     return (
@@ -79,9 +77,10 @@ def answers_remedy(prompt: PromptFormat) -> str:
 
 
 def boxed_share(records: Sequence[dict]) -> float:
-    """The share of completions whose answer is not where it was asked for, but in a box."""
+    """The share of completions with an answer in a box instead of the requested place."""
     missed = [record for record in records if record["extracted"] is None]
-    boxed = sum(extract_answer(r["completion"], boxed=True) is not None for r in missed)
+    box = PromptFormat(solution=None)
+    boxed = sum(extract_answer(r["completion"], boxed=True, prompt=box) is not None for r in missed)
     return boxed / len(records)
 
 
@@ -91,12 +90,11 @@ def remedies(
     prompt: PromptFormat = PROJECT_PROMPT,
     boxed: float = 0.0,
 ) -> list[str]:
-    """What to change where the signal is small; empty where it is not.
+    """What to change if the signal is small; empty otherwise.
 
     Args:
         values: see `signal`.
         max_completion_length: tokens.
-        prompt: what was asked.
         boxed: see `boxed_share`.
     """
     result = []
@@ -114,6 +112,7 @@ def remedies(
             f"is ever rewarded: {answers_remedy(prompt)}"
         )
     if values["dead_groups"] > 0.8:
+        # Groups without a signal are all correct or all wrong; the solve rate says which.
         often = values.get("solve_rate", 0) >= 0.5
         direction = "harder problems" if often else "easier problems or more SFT"
         result.append(
@@ -124,16 +123,16 @@ def remedies(
 
 
 def check_signal(result: dict[str, float], config: Any, *, force: bool = False) -> None:
-    """Stop a run before its first step where every group of the preflight is dead: the advantages
-    are 0, and the KL term alone would move the model.
+    """Stops a run before its first step if every group of the preflight has zero advantages.
+
+    Only the KL term would then move the model.
 
     Args:
-        result: what `preflight` returned.
-        config: of the RL run.
-        force: log it, and train all the same.
+        result: of `preflight`.
+        force: only log it.
 
     Raises:
-        ValueError: every group is dead, and `force` is not set.
+        ValueError: every group has zero advantages, and `force` is not set.
     """
     if result["dead_groups"] < 1:
         return
@@ -166,19 +165,18 @@ def preflight(
     verifier: Checker = MATH,
     reward: TotalReward | None = None,
 ) -> dict[str, float]:
-    """Sample a group for each of `config.preflight_prompts` rows, and warn if the signal is small.
+    """Samples a group for each of `config.preflight_prompts` rows, and warns if the signal is
+    small.
 
-    Leaves `preflight.jsonl` (the completions) and `preflight.json` in `folder`; the latter also has
-    the `kinds` of comparison (`sampling.kinds`). Training is not
-    changed by it: the trainer seeds its own streams afterwards.
+    Writes `preflight.jsonl` (the completions) and `preflight.json`, which also has the `kinds` of
+    comparison (`sampling.kinds`). Training is not changed: the trainer seeds its own streams
+    afterwards.
 
     Args:
-        config: of the RL run.
         engine: samples from the policy that training begins with.
-        rows: the training rows, from which the prompts are taken at even distances.
-        folder: of the run.
-        verifier: what makes an answer right.
-        reward: of the run, by whose total groups are dead; None for the checked answer alone.
+        rows: the training rows; the prompts are evenly spaced among them.
+        verifier: grades the answers.
+        reward: its total decides which groups have a signal; None for only the checked answer.
     """
     chosen = chosen_rows(config, rows)
     # A record needs a gold, also where nothing compares with it.
@@ -228,20 +226,20 @@ def preflight(
 
 
 def chosen_rows(config: Any, rows: Sequence[dict]) -> list[dict]:
-    """The rows that a preflight samples, by ids of their own."""
+    """The rows that a preflight samples, with new ids."""
     count = min(config.preflight_prompts, len(rows))
     return [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
 
 
 def sampling_as_in_training(config: Any, engine: Engine, num_samples: int) -> SamplingConfig:
-    """The sampling of an RL run's rollouts, for completions that are drawn before it begins."""
+    """The sampling of an RL run's rollouts, for completions before it begins."""
     # transformers samples a step's completions together, as in training; vLLM queues by itself
     batch = VLLM_BATCH if engine.name == "vllm" else config.completions_per_step
     return rollout_sampling(config, num_samples, batch)
 
 
 def untold_groups(records: Sequence[dict]) -> float:
-    """The share of groups in which rewards differ though the answers are all right or all wrong."""
+    """The share of groups whose answers are all correct or all wrong but rewarded differently."""
     groups: dict[Any, list[dict]] = {}
     for record in records:
         groups.setdefault(record["problem_id"], []).append(record)
@@ -254,7 +252,7 @@ def untold_groups(records: Sequence[dict]) -> float:
 
 
 def _reward_warning(untold: float) -> list[str]:
-    """A warning where most groups are ranked by rewards of one's own alone."""
+    """A warning if only custom rewards rank the completions of most groups."""
     if untold <= 0.5:
         return []
     return [
@@ -268,17 +266,14 @@ def _reward_warning(untold: float) -> list[str]:
 def add_rewards(
     records: Sequence[dict], reward: TotalReward, rows: Sequence[dict], tokenizer: Any
 ) -> dict[str, float]:
-    """Adds the total `reward` to each graded record, where a run has rewards beside the checked
-    answer; functions of one's own are called once, with all.
+    """Adds the total `reward` to each graded record, if a run has custom rewards.
 
     Args:
         records: of `sample_and_grade`.
-        reward: of the run.
-        rows: what was asked, with the `id` that the records name.
-        tokenizer: of the model.
+        rows: with the `id` that the records name.
 
     Returns:
-        name -> mean of each reward of one's own; {} of the checked answer alone.
+        name -> mean of each custom reward; {} for only the checked answer.
     """
     if reward.weights is None:
         return {}

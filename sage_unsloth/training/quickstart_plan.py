@@ -1,4 +1,4 @@
-"""What the quickstart will do and how long it should take, before it does it."""
+"""The steps of the quickstart and their estimated time, printed before it starts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
 
 
 def rl_seconds(rl: "RlvrConfig") -> float:
-    """Of one RL run, by estimate."""
+    """Estimated seconds of one RL run."""
     return rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
 
 
@@ -29,19 +29,20 @@ def plan(
     count: int,
     why: str,
 ) -> str:
-    """What will be done and how long it should take.
+    """The text of the plan.
 
     Args:
-        out: folder.
         sft, rl, sampling: settings; `rl` of each of `runs`.
         runs: names of the RL runs.
         problems: of the evaluation.
         count: RL runs at a time.
-        why: no more.
+        why: not more.
     """
     total = (1 + len(runs)) * problems * sampling.num_samples
+    # Runs side by side load the libraries once more, all at the same time.
     seconds = SECONDS["start"] * (1 + (count > 1)) + total * SECONDS["sample"]
     seconds += sft.max_steps * sft.batch_size * SECONDS["sft_row"]
+    # Rounded up: the last runs take as long as a full round.
     seconds += -(-len(runs) // count) * rl_seconds(rl)
     steps = f"{rl.max_steps} steps of {rl.completions_per_step} completions"
     steps += f" ({rl.prompts_per_step} problems x {rl.num_generations})"

@@ -1,6 +1,4 @@
-"""Stage 2 as a person starts it, from the command line or a notebook: data, plan, training, table,
-next command; and what both stages show and read alike.
-"""
+"""Stage 2 as a user starts it, from the command line or a notebook; and what both stages print."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -79,42 +77,44 @@ def run_rlvr(
     command: Sequence[str] = (),
     **settings: Any,
 ) -> list[dict]:
-    """Stage 2: judge the settings, plan, filter the prompts, train, and draw the course.
+    """Stage 2: check the settings, plan, filter the prompts, train, and draw the training curves.
 
     Under torchrun every process calls this, and the first one reports.
 
     Args:
         out: folder of the run; a second run in it resumes.
-        algorithm: the name of a row of `algorithms.ALGORITHMS`, or an `Algorithm` of your own.
-        start: folder of an SFT run or, for a second stage, of an RL run; or a preset's name, a
-            model folder or a hub id. `starting.starting_point` says which π_ref each has.
+        algorithm: the name of a row of `algorithms.ALGORITHMS`, or an `Algorithm`.
+        start: folder of an SFT or RL run, a preset's name, a model folder or a hub id; for its
+            π_ref see `starting.starting_point`.
         data, path, columns, limit: see `corpora.rl_rows`; the embedded model has its own data.
-        memory: of the card, GiB, for the plan; None asks the card.
+        memory: of the GPU, GiB, for the plan; None asks the GPU.
         smoke: a run of seconds that only shows that everything works.
-        force: train also where the preflight finds nothing to learn from; `smoke` implies it.
+        force: train even if the preflight finds nothing to learn from; implied by `smoke`.
         rewards, callbacks: see `rlvr`.
         eval_file: rows for the held-out curve, in the columns of `path`; None holds rows of the
             data out.
-        verifier, allow_unconfined: what makes an answer right, as `verifiers.get_verifier` takes
-            them; None for that of the data, `math` but for tasks of reasoning-gym.
-        command: the words that started it, for `run.json`.
-        settings: fields of `RlvrConfig`, in place of the preset's and of the algorithm's.
+        verifier, allow_unconfined: see `verifiers.get_verifier`; None for the verifier of the data,
+            usually `math`.
+        command: the words of the command, for `run.json`.
+        settings: fields of `RlvrConfig`, which win over preset and algorithm.
 
     Returns:
-        The rows of `metrics.jsonl`, one an optimizer step.
+        The rows of `metrics.jsonl`, one per optimizer step.
 
     Raises:
-        ValueError: see `rlvr` and `rl_corpus`; or the run does not fit the card, with what to
+        ValueError: see `rlvr` and `rl_corpus`; or the run does not fit the GPU, with what to
             change.
     """
     show_log()
     requested = get_rewards(rewards)
+    # Cheap checks first: every wrong setting is refused before data or a model is loaded.
     checker = None
     if verifier is not None:
         checker = get_verifier(verifier, allow_unconfined=allow_unconfined)
     if isinstance(algorithm, str):
         algorithm = get_algorithm(algorithm)
-    if algorithm.name in ALGORITHMS:  # one of your own may be run under any settings
+    # A custom algorithm may run under any settings.
+    if algorithm.name in ALGORITHMS:
         algorithm.check_name(settings)
     algorithm = algorithm.with_settings(settings)
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
@@ -127,6 +127,7 @@ def run_rlvr(
     check_request(config)
     setup = setup_of(point.preset, config, gib)
     show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
+    # A finished run is reported again, with its settings and rows checked.
     done = ledger.result()
     if done is not None:
         show(finished_text(out, done))
@@ -143,7 +144,8 @@ def run_rlvr(
     result = rl_rows(data=data, path=path, limit=limit, **reading)
     for_curve = None
     if eval_file is not None:
-        own = {"data": str(eval_file)}  # beside data of one's own, in the same columns
+        # Custom rows for the curve have the columns of the custom training data.
+        own = {"data": str(eval_file)}
         known_columns = {"data": "dapo", "path": eval_file}
         for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
     given = None if for_curve is None else len(for_curve.rows)
@@ -151,12 +153,16 @@ def run_rlvr(
     check_fills_a_step(config, len(result.rows))
     check_judges(requested, result.checker, result.rows, config.reward_seconds)
     if rank() == 0:
+        # Other settings are refused before the libraries are loaded.
         known = known_settings("rlvr", config, point.model, guide=recorded_guide(algorithm.guide))
         known |= own_code(algorithm.guide, config.advantages, config.token_advantages)
+        # The model does not exist yet, so its digest is compared only after the merge.
         if point.unmerged:
             del known["model"]
         ledger.compare(known)
+    # Unsloth must be imported before transformers, which the tokenizer loads.
     load_libraries(point.preset, config.backend, standby=setup.use_vllm and has_gpu())
+    # One process merges; the others wait for the folder.
     if point.unmerged and rank() == 0:
         merge_run(point.unmerged)
     wait_for_all()
@@ -177,6 +183,7 @@ def run_rlvr(
     if done is None:
         show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
         check_room(out, round(step_plan(setup, config.max_steps).disk_bytes))
+    # Judged above already, so `resolve` does not repeat those checks.
     job = resolve(
         config,
         point.model,
@@ -222,7 +229,7 @@ def run_rlvr(
 
 
 def show(content: str | Sequence[Mapping]) -> None:
-    """Text or a table on the terminal of the person who started the recipe."""
+    """Prints a text or a table."""
     if isinstance(content, str):
         print(content)
     else:
@@ -230,7 +237,7 @@ def show(content: str | Sequence[Mapping]) -> None:
 
 
 def show_log() -> None:
-    """Show what the package logs (preflight, fallbacks, pace) where nobody set up logging."""
+    """Shows the log of the package (preflight, fallbacks, pace) if logging is not set up."""
     log_to_terminal()
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
 
@@ -238,7 +245,7 @@ def show_log() -> None:
 def load_libraries(
     preset: ModelPreset, expected: str | None = None, *, standby: bool = False
 ) -> None:
-    """Once the cheap checks have passed: Unsloth, before anything imports transformers, or not."""
+    """Loads the backend: Unsloth must come before anything imports transformers."""
     load_backend(expected, standby=standby)
     if is_small(model_path(preset)):
         settle_process()
@@ -247,12 +254,12 @@ def load_libraries(
 def own_data(
     data: str, path: str | Path | None, columns: Columns | None, known: Sequence[str]
 ) -> str | None:
-    """The user's own data, as `--data` takes them; None for a known data set, or a copy of one."""
+    """Custom data as an argument of `--data`; None for a known data set, or a copy of one."""
     if path is not None and columns:
         return str(path)
     return None if data in known else data
 
 
 def default_data(preset: ModelPreset, path: str | Path | None, corpus: str) -> str:
-    """The embedded model has its own data, unless a file in a corpus's columns is given."""
+    """The model's default data set; the embedded model has its own."""
     return "arithmetic" if preset.name == EMBEDDED and path is None else corpus

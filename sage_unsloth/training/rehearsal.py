@@ -1,4 +1,4 @@
-"""The completions of a rehearsal: drawn by π_ref before the first step, graded, kept on disk."""
+"""Completions for a rehearsal: sampled from π_ref before the first step, graded and stored."""
 
 import logging
 from collections import Counter
@@ -15,7 +15,7 @@ from sage_unsloth.training.preflight import sampling_as_in_training
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 REHEARSAL = "rehearsal.jsonl"
-"""The record set in a run's folder, of all that was drawn, right or wrong."""
+"""The record set of all samples, correct or wrong, in a run's folder."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +29,20 @@ def draw_rehearsal(
     *,
     resumed: bool = False,
 ) -> list[Stored]:
-    """Draw `samples` completions of `problems` training rows, as training samples them, and return
-    the right ones; a second call with a complete file draws nothing.
+    """Samples completions of training rows as training does, and returns the correct ones.
+
+    `config.rehearsal` sets the number of problems and samples. A second call with a complete file
+    samples nothing.
 
     Args:
-        config: of the run; its `rehearsal` is the rule.
-        engine: draws from the policy that training begins with, which is π_ref.
+        engine: samples from π_ref, the policy that training begins with.
         rows: the training rows.
         folder: of the run, which gets the record set `REHEARSAL`.
-        verifier: what makes an answer right.
-        resumed: training has begun, so the engine's policy is not π_ref any more.
+        verifier: grades the answers.
+        resumed: training has begun, so the engine's policy is no longer π_ref.
 
     Raises:
-        ValueError: no completion is right, or too few of each problem's are; or the file is gone
-            though training has begun.
+        ValueError: no usable correct completion; or the file is gone though training has begun.
     """
     rule, path = rehearsal_rule(config.rehearsal), folder / REHEARSAL
     if resumed and not path.exists():
@@ -50,6 +50,7 @@ def draw_rehearsal(
             f"a run is resumed with its rehearsal completions, but {path} is gone. Put it back, or "
             "choose another folder"
         )
+    # Evenly spaced, because rows are often sorted by source or difficulty.
     chosen = spread(rows, min(rule.problems, len(rows)))
     requested = [row | {"id": f"prompt-{number}"} for number, row in enumerate(chosen)]
     sampling = sampling_as_in_training(config, engine, rule.samples)
@@ -86,8 +87,9 @@ def draw_rehearsal(
 def _right(
     records: Sequence[dict], rows: Sequence[dict], engine: Engine, rule: RehearsalRule
 ) -> list[Stored]:
-    """The right records, with the EOS that ended them: the tokens that were drawn. A file from
-    before these were recorded has the text's, if they are as many.
+    """The correct records with the sampled tokens and their EOS.
+
+    A file without recorded tokens gets those of the text, if there are equally many.
     """
     tokenizer = engine.tokenizer
     right = Counter(r["problem_id"] for r in records if r["grade"] == Grade.CORRECT)
@@ -96,6 +98,7 @@ def _right(
     results = []
     for record in records:
         name = record["problem_id"]
+        # A truncated completion would teach not to stop.
         if record["grade"] != Grade.CORRECT or record["finish_reason"] != "stop":
             continue
         if not rule.stores(right[name]):
@@ -103,6 +106,7 @@ def _right(
         ids = record.get("token_ids")
         if ids is None:
             ids = completion_ids(tokenizer, record["completion"])
+        # Text can be tokenised in another way than it was sampled; such records are dropped.
         if ids and len(ids) == record["num_tokens"]:
             results.append(Stored(places[name], prompts[name], [*ids, tokenizer.eos_token_id]))
     return results

@@ -1,4 +1,4 @@
-"""What stage 2 checks of rows and processes before it trains."""
+"""Checks of rows, processes and settings before stage 2 trains."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from sage_unsloth.training.stage import check_tracker
 
 
 def check_request(config: RlvrConfig) -> None:
-    """Refuse a tracker, a backend or a number of processes that this run cannot have."""
+    """Raises ValueError for a tracker, backend or number of processes that is not supported."""
     check_tracker(config.report_to)
     check_backend(config.backend)
     check_trl(config)
@@ -28,10 +28,11 @@ def check_request(config: RlvrConfig) -> None:
 
 
 def check_processes(config: RlvrConfig) -> None:
-    """Refuse settings that several processes cannot train with, or not evenly."""
+    """Raises ValueError for settings that several processes cannot divide or do not support."""
     processes = world_size()
     if processes == 1:
         return
+    # Each process trains on the same number of completions, in whole micro-batches.
     share, rest = divmod(config.completions_per_step, processes)
     if rest or share % (config.micro_batch_size or 1):
         raise ValueError(
@@ -54,7 +55,7 @@ def check_processes(config: RlvrConfig) -> None:
 
 
 def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
-    """The trainer drops a step that it cannot fill, so with fewer rows it would train none."""
+    """Raises ValueError for fewer rows than a step needs: the trainer would drop every step."""
     if num_rows < config.prompts_per_step:
         raise ValueError(
             f"there must be at least prompts_per_step={config.prompts_per_step} rows, got "
@@ -63,8 +64,10 @@ def check_fills_a_step(config: RlvrConfig, num_rows: int) -> None:
 
 
 def check_rehearsal(config: RlvrConfig, *, graded: bool) -> None:
-    """A rehearsal stores right completions of the policy that training begins with, in one process,
-    and scores them by the model without its adapter.
+    """Raises ValueError if a rehearsal cannot work with the other settings.
+
+    It stores correct completions of the start policy, in one process, and scores them without the
+    adapter.
     """
     if not config.rehearsal_coef:
         return
@@ -87,10 +90,7 @@ def check_rehearsal(config: RlvrConfig, *, graded: bool) -> None:
 
 
 def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
-    """A gold without a plain spelling is right for its own text at most, so it teaches nothing.
-
-    One for another verifier must be a gold of its kind.
-    """
+    """Raises ValueError for a gold that cannot be graded, since its row would teach nothing."""
     for number, row in enumerate(rows):
         if verifier is UNGRADED:
             return
@@ -109,8 +109,11 @@ def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
 def check_judges(
     rewards: Sequence[Reward], verifier: Checker, rows: Sequence[dict], seconds: float
 ) -> None:
-    """The columns that rewards need are there, what they return is a number for each completion,
-    and a verifier that is not the default one can start a worker.
+    """Checks rewards and verifier on the first row.
+
+    Raises:
+        ValueError: a reward lacks a column or returns no number per completion, or a custom
+            verifier cannot start a worker.
     """
     row = trainer_row(rows[0])
     check_columns_of(rewards, row)
@@ -122,7 +125,7 @@ def check_judges(
 
 
 def check_prompt_lengths(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
-    """A prompt over the limit would push the end of its completion out of what is scored."""
+    """Raises ValueError for a prompt over the limit, which would cut what is scored."""
     lengths = [len(prompt_ids(tokenizer, turns_of(row))) for row in rows]
     longer = [number for number, length in enumerate(lengths) if length > limit]
     if longer:

@@ -282,8 +282,8 @@ class RlvrConfig(StageConfig):
             )
 
     def _check_objective(self) -> None:
-        """Raise where parts of the objective contradict each other, or a rule is not known."""
-        # Imported here: they load PyTorch, which the command line's help does without.
+        """Raises for parts of the objective that contradict each other, or an unknown rule."""
+        # Imported late: they load PyTorch, which --help does without.
         from sage_unsloth.methods.advantage_rules import check_rule
         from sage_unsloth.methods.choices import check_choices
         from sage_unsloth.methods.rehearsal import rehearsal_rule
@@ -299,6 +299,7 @@ class RlvrConfig(StageConfig):
             credit=self.credit,
             kl_in=self.kl_in,
         )
+        # With the KL in the reward, rewards are no longer 0 or 1.
         any_reward = self.kl_in == "reward"
         check_rule(self.advantages, self.num_generations, any_reward=any_reward)
         check_token_rule(self.token_advantages)
@@ -306,7 +307,7 @@ class RlvrConfig(StageConfig):
         parse_arguments(self.engine_arguments)
 
     def _check_used(self) -> None:
-        """Raise where a setting was changed that nothing reads."""
+        """Raises for a changed setting that nothing reads."""
         unused = [
             (name, f"{other}={value!r}", instead)
             for name, other, value, instead in UNUSED_WITHOUT

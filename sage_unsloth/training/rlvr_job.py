@@ -1,4 +1,4 @@
-"""What stage 2 is asked for, judged, and what of it must be equal for a run to be resumed."""
+"""The checked arguments of stage 2, and which of them must be equal to resume a run."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RlvrJob:
-    """The arguments of `resolve`, judged, and the engine that was chosen for the rollouts."""
+    """The checked arguments of `resolve`, and the engine for the rollouts."""
 
     config: RlvrConfig
     model_path: str | Path
@@ -76,40 +76,37 @@ def resolve(
     tokenizer: Any = None,
     judged: bool = False,
 ) -> RlvrJob:
-    """Judge what stage 2 is asked for, before Unsloth or a model is loaded.
+    """Checks the arguments of stage 2 before Unsloth or a model is loaded.
 
     Args:
-        config: settings.
         model_path: folder or hub id of the model below the adapter.
-        rows: dicts with `problem` (or `messages`, a conversation), `answer`, and `gold` where the
+        rows: dicts with `problem` (or `messages`, a conversation), `answer`, and `gold` if the
             verifier compares with something else; other columns are passed to rewards.
         folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
-            `checkpoints/` while training, `metrics.jsonl`, a row each optimizer step,
-            `completions.jsonl` and `preflight.json`; with evaluations `held-out/` and `best/`.
+            `checkpoints/` while training, `metrics.jsonl`, `completions.jsonl` and
+            `preflight.json`; with evaluations `held-out/` and `best/`.
         guide: shapes the KL anchor; None leaves it at π_ref.
         name: on the progress bar.
-        adapter: start from this adapter instead of a fresh one; then π_ref is the model without it,
-            `config.reference="base"`.
-        held_out: rows for the held-out curve (`config.eval_steps`); None holds `config.eval_rows`
-            of `rows` out. Rows to train on with the same problem are left out.
-        callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are no
-            part of the recorded settings, so they must not change what is trained.
-        force: train also where the preflight finds nothing to learn from.
-        verifier: what makes an answer right, as `verifiers.get_verifier` takes it.
-        rewards: what a completion is rewarded for, as `reward_functions.get_rewards` takes it; None
-            for the checked answer alone. Where they lack it, rows need no `answer`.
-        data: where the rows are from, for `run.json`, as `Corpus.record` has it.
-        command: the words that started it, for `run.json`.
-        tokenizer: of the policy (`load_tokenizer`), by which the prompts are known to fit; None
-            loads it, and looks.
-        judged: settings, processes, evaluations and rewards were judged already.
+        adapter: start from this adapter instead of a fresh one; π_ref is then the model without it,
+            and `config.reference` must be "base".
+        held_out: rows for the held-out curve (`config.eval_steps`); None holds out
+            `config.eval_rows` of `rows`. Training rows with the same problem are left out.
+        callbacks: further transformers `TrainerCallback`s, such as `live.LivePlot`. They are not
+            recorded, so they must not change what is trained.
+        force: train even if the preflight finds nothing to learn from.
+        verifier: grades the answers, see `verifiers.get_verifier`.
+        rewards: see `reward_functions.get_rewards`; None for only the checked answer. Without the
+            checked answer, rows need no `answer`.
+        data: origin of the rows, for `run.json`, as in `Corpus.record`.
+        command: the words of the command, for `run.json`.
+        tokenizer: of the policy (`load_tokenizer`), if the prompts are known to fit; None loads it
+            and checks.
+        judged: settings, processes, evaluations and rewards have been checked already.
 
     Raises:
-        ValueError: a reward that cannot be used, raises, takes longer than `config.reward_seconds`
-            or returns something else than finite numbers; a verifier that its workers cannot run;
-            a row lacks a column or a value; fewer rows than a step takes; every group of
-            the preflight is dead; a guide with β = 0; settings that contradict
-            each other, or the number of processes; a folder of another run.
+        ValueError: an invalid reward, verifier or row; fewer rows than a step needs; a guide with β
+            = 0; settings that contradict each other, or the number of processes; a folder of
+            another run.
         ContractError: see `guided_kl`.
     """
     check_choices(
@@ -124,6 +121,7 @@ def resolve(
         check_request(config)
     requested, verifier = get_rewards(rewards), get_verifier(verifier)
     if all(reward.function is not None for reward in requested):
+        # No reward reads an answer, so rows need none.
         verifier = UNGRADED
     check_rows(rows, ("problem",) if verifier is UNGRADED else ("problem", "answer"))
     if (adapter is None) != (config.reference == "sft"):
@@ -138,6 +136,7 @@ def resolve(
     check_golds([*rows, *selected], verifier)
     if config.balance_by:
         different = len(rows)
+        # After the split: a repeated row must not be held out as well as trained on.
         rows = weighted_rows(rows, config.balance_by, config.num_generations)
         logger.info(
             "balance_by=%s: %d training rows are %d with repetitions.",
@@ -170,7 +169,7 @@ def resolve(
 
 
 def resume_key(job: RlvrJob) -> dict[str, Any]:
-    """What must be equal for the run to be resumed."""
+    """The settings that must be equal to resume the run."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     if job.held_out:
         settings["held_out"] = digest_of(job.held_out)
@@ -184,15 +183,16 @@ def resume_key(job: RlvrJob) -> dict[str, Any]:
         settings["adapter"] = model_identity(job.model_path, job.adapter)["adapter"]
     if job.config.teacher:
         weights = model_identity(job.config.teacher)["weights"]
+        # By name and weights: the same folder may hold another model by now.
         settings["teacher"] = f"{Path(job.config.teacher).name} {weights}"
     return settings
 
 
 def recorded_guide(guide: Guide | None) -> str:
-    """A guide as `run.json` records it: its repr, or class and attributes where that is an address.
+    """A guide for `run.json`: its repr, or class and attributes if the repr is an address.
 
-    A set among the attributes is written in sorted order, because Python's own order differs
-    between processes, and a run could then not be resumed.
+    Sets are sorted, because their order differs between processes, and the run could not be
+    resumed.
     """
     if guide is None or type(guide).__repr__ is not object.__repr__:
         return repr(guide)

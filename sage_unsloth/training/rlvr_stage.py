@@ -1,9 +1,8 @@
-"""Stage 2: RL with verifiable rewards by the GRPO trainer of Unsloth or of TRL, with or without a
-guide.
+"""Stage 2: RL with verifiable rewards in Unsloth's or TRL's GRPO trainer, with or without a guide.
 
-A stage is a function of a config, a model, rows and a folder. A complete folder returns at once; a
-run that was killed resumes from its last checkpoint with the same guide values, data order and
-random state; a folder with other settings is refused.
+A stage is a function of a config, a model, rows and a folder. A complete folder returns at once. A
+killed run resumes from its last checkpoint with the same guide values, data order and random state.
+A folder with other settings is refused.
 """
 
 import copy
@@ -70,19 +69,19 @@ def rlvr(
     adapter: str | Path | None = None,
     **others: Any,
 ) -> Path:
-    """Train by GRPO with verifiable rewards and return the folder of the trained adapter, or model:
-    `resolve`, which has the arguments, then `run_job`.
+    """Trains by GRPO with verifiable rewards; returns the folder of the trained adapter or model.
 
-    Under torchrun every process calls this; they share each step's completions, and the first one
-    writes.
+    This is `resolve`, which documents the arguments, then `run_job`. Under torchrun every process
+    calls it; they share each step's completions, and the first one writes.
     """
     return run_job(resolve(config, model_path, rows, folder, guide, name, adapter, **others))
 
 
 @frees_models
 def run_job(job: RlvrJob) -> Path:
-    """Train what `resolve` gave: open the folder for it, then train there, or return its result."""
+    """Opens the folder of a resolved job and trains there, or returns its finished result."""
     settings, ledger = resume_key(job), Ledger(job.folder, "rlvr")
+    # One process holds the lock for all.
     with exclusive_lock(job.folder) if rank() == 0 else nullcontext():
         if rank() == 0:
             ledger.begin(settings, job.config, job.model_path, job.data, job.command)
@@ -90,7 +89,7 @@ def run_job(job: RlvrJob) -> Path:
 
 
 def _rlvr(job: RlvrJob, ledger: Ledger) -> Path:
-    """`run_job` once the folder is this process's own."""
+    """`run_job` with the folder locked."""
     config = job.config
     trained = job.folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
@@ -102,7 +101,8 @@ def _rlvr(job: RlvrJob, ledger: Ledger) -> Path:
     switches.recompute_logits(config.recompute_logits)
     with_vllm = config.backend != TRL and job.rollouts == "vllm"
     load_backend(config.backend, standby=job.rollouts == "vllm" and has_gpu())
-    wait_for_all()  # until the first process has checked that the folder is this run's
+    # The first process checks that the folder is this run's; the others wait for it.
+    wait_for_all()
     tokenizer = job.tokenizer
     if tokenizer is None:
         tokenizer = load_tokenizer(job.model_path, config.template, job.adapter, config.prompt)
@@ -124,14 +124,17 @@ def _rlvr(job: RlvrJob, ledger: Ledger) -> Path:
     )
     if with_vllm:
         start_engine(config, model, job.model_path, job.max_length)
-    untouched = copy.deepcopy(tokenizer)  # the trainer sets padding and truncation in its own
+    # A copy, because the trainer sets padding and truncation in its own.
+    untouched = copy.deepcopy(tokenizer)
     # Killed between the last checkpoint and the adapter: there is nothing left to train.
     whole: dict[str, Any] = {}
     finished = resume if has_ended(config, job.folder, resume) else None
     if finished is None:
         model, whole = _train(job, model, tokenizer, untouched, resume)
-    wait_for_all()  # every process is done with the checkpoints
+    # The first process deletes the checkpoints, which others may still be reading.
+    wait_for_all()
     if rank() == 0:
+        # A result folder is complete or absent, also after a kill.
         with whole_folder(trained) as partial:
             if finished is None:
                 model.save_pretrained(partial, **whole)
@@ -148,9 +151,12 @@ def _rlvr(job: RlvrJob, ledger: Ledger) -> Path:
 def _train(
     job: RlvrJob, model: Any, tokenizer: Any, untouched: Any, resume: Path | None
 ) -> tuple[Any, dict[str, Any]]:
-    """Train from the checkpoint `resume`, or from the start after a preflight, and return the
-    trainer's model, without the teacher, and what else its `save_pretrained` takes. The trainer
-    takes `tokenizer`, evaluations `untouched`.
+    """Trains from the checkpoint `resume`, or from the start after a preflight.
+
+    The trainer gets `tokenizer`, evaluations `untouched`.
+
+    Returns:
+        The trainer's model without the teacher, and further arguments of its `save_pretrained`.
     """
     config, folder = job.config, job.folder
     teacher = None
@@ -166,6 +172,7 @@ def _train(
     judge = {"checker": job.verifier, "prompt": config.prompt}
     with Grader(grading_workers(), config.grade_seconds, **judge) as grader:
         reward = TotalReward(job.rewards, grader, config.reward_seconds)
+        # vLLM samples without an adapter, which is only right while the adapter is fresh.
         by_vllm = config.backend != TRL and job.rollouts == "vllm" and job.adapter is None
         engine = functools.partial(
             preflight_engine, model, tokenizer, job.model_path, by_vllm=by_vllm
@@ -181,8 +188,10 @@ def _train(
             stored = draw_rehearsal(
                 config, engine(), job.rows, folder, job.verifier, resumed=resume is not None
             )
+        # Only the first process sampled; the trainer must not begin without it.
         wait_for_all()
         trainer = make_trainer(config, model, tokenizer, job.rows, folder, reward, job.rollouts)
+        # Methods are opened around the trainer, and closed before it is saved.
         with with_methods(
             trainer,
             job.guide,

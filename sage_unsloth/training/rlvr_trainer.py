@@ -1,6 +1,4 @@
-"""The GRPO trainer, Unsloth's or TRL's own, configured by `RlvrConfig`, and the metrics logged
-beside its own.
-"""
+"""The GRPO trainer, Unsloth's or TRL's own, configured by `RlvrConfig`, and additional metrics."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -30,9 +28,9 @@ from sage_unsloth.training.trainer_settings import check_trainer, trainer_argume
 logger = logging.getLogger(__name__)
 
 OURS = ("id", "problem", "messages", "answer", "gold")
-"""Columns of a row that rewards get in another form, or not at all."""
+"""Columns that rewards get in another form, or not at all."""
 FIRST_KL_MAX = 1e-3
-"""Nats per token; above it, policy and reference were not one model before the first step."""
+"""Nats per token; a larger first KL means that policy and reference were not the same model."""
 
 
 def make_trainer(
@@ -47,20 +45,21 @@ def make_trainer(
     """The trainer, with every setting explicit; `rollouts` is "vllm" or "transformers".
 
     Raises:
-        ValueError: the trainer has another value of a setting that the run records; its reference
-            is not the model without its adapter; or vLLM was not given the settings of the
-            rollouts.
+        ValueError: the trainer changed a recorded setting; its reference is not the model without
+            its adapter; or vLLM did not get the settings of the rollouts.
     """
     import trl
     from datasets import Dataset
 
-    generated: Any = trl  # its trainer is Unsloth's
+    # Unsloth replaces this class in the module.
+    generated: Any = trl
     data = Dataset.from_list([trainer_row(row) for row in rows])
-    # TRL counts in completions, a setting of ours in prompts.
+    # TRL's batch sizes count completions, `prompts_per_step` counts prompts.
     batch = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or batch
     by_trl = config.backend == TRL
-    parts = None  # as Unsloth finds best for the memory there is
+    # None: Unsloth chooses by the free memory.
+    parts = None
     if config.credit == "sequence":
         # A prompt's completions must meet in the loss; Unsloth computes their logits part by part.
         parts, micro_batch = batch // micro_batch if config.micro_batch_size else None, batch
@@ -82,6 +81,7 @@ def make_trainer(
             gradient_accumulation_steps=batch // micro_batch,
             warmup_steps=round(config.warmup_ratio * config.max_steps),
             reward_weights=reward.weights,
+            # TRL has this one estimator itself; the others replace its penalty.
             use_bias_correction_kl=config.kl_estimator == "k3-is",
             min_p=config.min_p or None,
             **trainer_arguments(config, unsloth=not by_trl),
@@ -103,18 +103,20 @@ def make_trainer(
             "top_p": config.top_p,
             "min_p": config.min_p,
             "max_tokens": config.max_completion_length,
+            # The pad token is never sampled.
             "logit_bias": {tokenizer.pad_token_id: -100.0},
         }
         if rollouts == "vllm":
             check_calls(trainer.vllm_generation.llm, expected)
-        elif rank() == 0:  # which alone asks the server
+        # Only the first process talks to the server.
+        elif rank() == 0:
             check_requests(trainer.vllm_generation.vllm_client, expected)
     return trainer
 
 
 def trainer_row(row: dict) -> dict[str, Any]:
-    """A row as the trainer and the rewards get it: `prompt`, `answer`, which is the verifier's
-    gold, and the row's other columns.
+    """A row for the trainer and the rewards: `prompt`, `answer` (the verifier's gold), other
+    columns.
     """
     answer = {"answer": gold_of(row)} if "answer" in row else {}
     return {"prompt": turns_of(row)} | answer | {k: row[k] for k in row if k not in OURS}
@@ -123,15 +125,16 @@ def trainer_row(row: dict) -> dict[str, Any]:
 def extra_metrics(
     config: RlvrConfig, guide: Guide | None, folder: Path, reward: TotalReward
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """What a step's row gets beside the trainer's metrics: counts of grades, and of correct answers
-    by kind (`grading.Kind`; a kind that a step lacks has no key). The function returned also
-    samples completions into their file, and stops a run whose first KL is not 0.
+    """A function that adds counts of grades, and of correct answers by kind, to a step's row.
+
+    A kind that does not occur has no key. It also samples completions into their file, and stops a
+    run whose first KL is not 0.
     """
     graded = log_grades(folder, reward, config.sample_steps)
 
     def extra(step: int, logs: dict) -> dict[str, Any]:
-        # Unsloth's own `kl` is the chosen penalty, and a guide's anchor is not the reference.
-        # Only then is the trainer's `kl` the KL to the reference.
+        # The trainer's `kl` is the chosen penalty to the anchor: the KL to the reference only
+        # without a guide and with k3.
         plain = guide is None and config.kl_estimator in ("k3", "k3-is")
         kl = logs.get("kl/ref_k3", logs.get("kl") if plain else None)
         if step == 1 and config.reference == "sft" and kl is not None and abs(kl) > FIRST_KL_MAX:
@@ -149,11 +152,11 @@ def extra_metrics(
 def log_grades(
     folder: Path, reward: SolutionReward | TotalReward, sample_steps: int
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """The part of `extra_metrics` that concerns grades: `stage.train` takes it as `extra`.
+    """The grades' part of `extra_metrics`, for `extra` of `stage.train`.
 
     Args:
         folder: gets `completions.jsonl`.
-        reward: graded the completions; of rewards of one's own the mean is logged too.
+        reward: of the run; means of custom rewards are logged too.
         sample_steps: optimizer steps between samples of completions; 0 writes none.
     """
 
@@ -167,6 +170,7 @@ def log_grades(
         sums = gather_rows([reward.pop_sums()]) if isinstance(reward, TotalReward) else [{}]
         means = {}
         for name in sums[0]:
+            # Sums and counts, so that the mean is over the completions of all processes.
             total, count = (sum(of_one[name][i] for of_one in sums) for i in (0, 1))
             means[f"reward/{name}"] = total / count if count else None
         return (
@@ -182,7 +186,7 @@ def log_grades(
 
 
 def warn_if_untrained(weights: Iterable[tuple[str, Any]]) -> None:
-    """Warn of an adapter whose B is still 0: no group had mixed rewards, or the rate is 0."""
+    """Warns if B of an adapter is still 0: no group had mixed rewards, or the rate is 0."""
     sizes = [weight.detach().abs().max().item() for name, weight in weights if "lora_B" in name]
     if sizes and max(sizes) == 0:
         logger.warning(

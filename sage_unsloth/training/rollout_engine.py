@@ -1,6 +1,4 @@
-"""The engine that draws a run's rollouts: its choice, its start beside the policy, and the engine
-of the preflight.
-"""
+"""The engine of the rollouts: its choice, its start, and the engine of the preflight."""
 
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,8 @@ def choose_engine(config: RlvrConfig) -> str:
     """ "vllm" or "transformers".
 
     Raises:
-        ValueError: vLLM where it cannot run, or with an adapter as teacher; arguments of vLLM's for
-            another engine.
+        ValueError: vLLM cannot run, or cannot have an adapter as teacher; engine arguments without
+            vLLM.
     """
     if config.backend == TRL:
         rollouts = choose_trl_rollouts(config.rollouts)
@@ -57,7 +55,7 @@ def choose_engine(config: RlvrConfig) -> str:
 
 
 def rollout_sampling(config: RlvrConfig, num_samples: int, batch_size: int) -> SamplingConfig:
-    """How completions are drawn outside the trainer's steps: as its rollouts are."""
+    """Sampling settings outside the trainer, equal to those of its rollouts."""
     return SamplingConfig(
         num_samples=num_samples,
         temperature=config.temperature,
@@ -71,14 +69,14 @@ def rollout_sampling(config: RlvrConfig, num_samples: int, batch_size: int) -> S
 
 
 def engine_kwargs(config: RlvrConfig, *, with_vllm: bool) -> dict[str, Any]:
-    """What `load_policy` is told of the engine, which Unsloth's loader starts on a GPU."""
+    """Arguments of `load_policy` for vLLM, which Unsloth's loader starts on a GPU."""
     if not with_vllm or not has_gpu():
         return {}
     return {"use_vllm": True, "engine_arguments": parse_arguments(config.engine_arguments)}
 
 
 def start_engine(config: RlvrConfig, model: Any, model_path: str | Path, max_length: int) -> None:
-    """Start vLLM beside a policy that was loaded without it, which is so on a processor.
+    """Starts vLLM for a policy that was loaded without it, as on a CPU.
 
     Raises:
         ValueError: an argument that vLLM does not have.
@@ -88,6 +86,7 @@ def start_engine(config: RlvrConfig, model: Any, model_path: str | Path, max_len
     if hasattr(model, "vllm_engine"):
         return
     arguments = parse_arguments(config.engine_arguments)
+    # Checked first: an unknown argument would otherwise fail inside vLLM without a clear message.
     with engine_errors(str(model_path), "import"):
         check_arguments(arguments)
     with engine_errors(str(model_path), "start", refusals=False):
@@ -97,14 +96,11 @@ def start_engine(config: RlvrConfig, model: Any, model_path: str | Path, max_len
 def preflight_engine(
     model: Any, tokenizer: Any, model_path: str | Path, *, by_vllm: bool
 ) -> Engine:
-    """An engine that draws from the policy as training begins with it.
+    """An engine that samples from the policy that training begins with.
 
     Args:
-        model: the policy.
-        tokenizer: its tokenizer.
-        model_path: of its base.
-        by_vllm: whether there is an engine beside the model, and the adapter is a fresh one: vLLM
-            draws without an adapter, which is what a fresh one amounts to.
+        model_path: of the base model.
+        by_vllm: use vLLM, which samples without an adapter; only correct if the adapter is fresh.
     """
     if by_vllm:
         stops = load_stop_tokens(model_path, tokenizer)

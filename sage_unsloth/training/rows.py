@@ -1,15 +1,15 @@
-"""Rows of metrics: as a trainer logs them, and the held-out curve in them."""
+"""Rows of metrics as a trainer logs them, and the held-out curve in them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 METRICS = "metrics.jsonl"
 PASS_AT_1 = "eval/pass@1"
-"""In the rows of the steps after which there was an evaluation on held-out problems."""
+"""In the rows of steps with an evaluation on held-out problems."""
 
 
 def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trainer logs, with numbers in the place of those that it logs as text for display."""
+    """The logged metrics, with text that a trainer logs for display turned into numbers."""
     result = {}
     for key, value in logs.items():
         try:
@@ -20,16 +20,11 @@ def numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def held_out_curve(rows: Sequence[Mapping[str, Any]], last: int | None = None) -> list[Mapping]:
-    """The rows that hold an evaluation, in the order of their steps.
-
-    Args:
-        rows: of `metrics.jsonl`, each with `step`.
-        last: the last step that counts; None counts all.
-    """
+    """The rows with an evaluation, sorted by step, up to the step `last`."""
     result = [row for row in rows if PASS_AT_1 in row and (last is None or row["step"] <= last)]
     return sorted(result, key=lambda row: row["step"])
 
 
 def best_evaluation(curve: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any] | None:
-    """The row with the highest value of a metric, the first of equal ones; None of no rows."""
+    """The row with the highest value of a metric, the first of equal ones; None for no rows."""
     return max(curve, key=lambda row: row[metric], default=None)

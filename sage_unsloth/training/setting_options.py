@@ -1,4 +1,4 @@
-"""Settings on the command line: an option for each, a file of them, and words that others use."""
+"""Settings on the command line: an option for each, and files of settings."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ CONFIG = "--config"
 
 
 class SettingAction(argparse.Action):
-    """Adds NAME=VALUE to `settings`, the list of `--set`, so that the last one given wins."""
+    """Adds NAME=VALUE to `settings`, the list of `--set`, so that the last one wins."""
 
     def __call__(
         self,
@@ -33,7 +33,7 @@ class SettingAction(argparse.Action):
 
 
 def add_set(parser: argparse.ArgumentParser, text: str) -> None:
-    """`--set`, which gathers NAME=VALUE in `settings`."""
+    """Adds `--set`, which collects NAME=VALUE in `settings`."""
     parser.add_argument(
         "--set",
         nargs="+",
@@ -46,7 +46,7 @@ def add_set(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def add_processes(parser: argparse.ArgumentParser) -> None:
-    """`--processes` of the commands that train several runs side by side."""
+    """Adds `--processes`, for commands that train several runs side by side."""
     parser.add_argument(
         "--processes",
         type=int,
@@ -66,7 +66,8 @@ def add_settings(groups: Mapping[str, Any], stage: type) -> None:
         option = f"--{setting.name.replace('_', '-')}"
         keywords: dict[str, Any] = {"metavar": _metavar(setting), "help": _help(setting)}
         options = [option]
-        if setting.type is bool:  # --x, --no-x, --x false
+        # --x, --no-x and --x false.
+        if setting.type is bool:
             options.append(f"--no-{option[2:]}")
             keywords |= {"nargs": "?", "const": "True", "metavar": "BOOL"}
         groups[setting.group].add_argument(
@@ -87,8 +88,7 @@ def _help(item: Setting) -> str:
 
 
 def expand_config(words: Sequence[str]) -> list[str]:
-    """The words of a command, `--config FILE` replaced by the options that the file holds; what is
-    on the command line itself wins.
+    """Replaces `--config FILE` by the options in the file; the command line wins.
 
     Raises:
         ValueError: the file cannot be read, or is the record of another command.
@@ -105,11 +105,12 @@ def expand_config(words: Sequence[str]) -> list[str]:
             raise ValueError(f"{CONFIG} needs a FILE of settings, .yaml, .toml or a run's run.json")
         else:
             options += _read_options(Path(file if equals else rest.pop(0)), command)
+    # The last one of an option wins, so those of the file come first.
     return [command, *options, *others]
 
 
 def _read_options(file: Path, command: str) -> list[str]:
-    """The options that a file of settings, or a run's record, holds."""
+    """The options in a file of settings, or in the record of a run."""
     if not file.is_file():
         raise ValueError(f"{CONFIG} must name a file, got {file}")
     content = _read(file)
@@ -128,6 +129,7 @@ def _read_options(file: Path, command: str) -> list[str]:
     stage = _stage(command)
     recorded = content["settings"] | content["free_settings"]
     known = {item.name for item in fields(stage) if item.metadata["option"]}
+    # Settings by value: a preset's defaults may have changed since the run.
     return [*words[1:], *_as_options({k: v for k, v in recorded.items() if k in known and v != []})]
 
 
@@ -139,11 +141,7 @@ def _stage(command: str) -> type:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The object in a file.
-
-    Raises:
-        ValueError: it is not one of names and values.
-    """
+    """The object in a JSON, TOML or YAML file."""
     if file.suffix == ".json":
         return read_json(file)
     text = file.read_text(encoding="utf-8")
@@ -153,7 +151,8 @@ def _read(file: Path) -> dict[str, Any]:
         import yaml
 
         content = yaml.safe_load(text)
-    except Exception as error:  # each library has errors of its own
+    # Each library has its own exceptions.
+    except Exception as error:
         raise ValueError(f"{file} must be YAML, TOML or JSON by its suffix, got {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold names and values, got {content!r:.100}")
@@ -185,7 +184,7 @@ def _as_list(value: Any) -> list[str]:
 
 
 def recorded_command(words: Sequence[str]) -> list[str]:
-    """The words of a command without its folder, as `run.json` keeps them for `--config`."""
+    """The words of a command without `--out`, for `run.json`."""
     selected, skip = [], False
     for word in words:
         if skip:
@@ -199,16 +198,17 @@ def recorded_command(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def naming_options(stage: Any, *, by_set: bool = False) -> Iterator[None]:
-    """Inside, what an error says to set (". Set beta=0.05, or …") is written as the option.
+    """Writes the fix in an error (". Set beta=0.05, or …") as options of the command line.
 
     Args:
         stage: a stage's dataclass, or an instance.
-        by_set: the command has `--set` alone.
+        by_set: the command has only `--set`.
     """
     names = "|".join([item.name for item in fields(stage)] + [r"lora\.\w+"])
     try:
         yield
     except ValueError as error:
+        # Only the fix is rewritten: the rule may quote values that are not options.
         parts = re.fullmatch(r"(.*(?:\. |; ))(.*)", str(error), re.DOTALL)
         if parts and len(error.args) == 1:
             pattern = (

@@ -1,4 +1,4 @@
-"""Stage 1 as a person starts it: data, training, the model before and after, next command."""
+"""Stage 1 as a user starts it: data, training, the model before and after, next command."""
 
 import copy
 import json
@@ -58,15 +58,16 @@ def run_sft(
         out: folder of the run; a second run in it resumes.
         model: a preset's name, a folder or a hub id.
         data, path, columns, limit: see `corpora.sft_rows`; the embedded model has its own data.
-        held_out: rows kept from training for the comparison; 0 leaves it out.
+        held_out: rows for the comparison; 0 skips it.
         smoke: a run of seconds that only shows that everything works.
-        verifier, allow_unconfined: as for `run_rlvr`; where its references are not answers, such as
-            tests of a program, solutions are taught as they are.
-        command: the words that started it, for `run.json`.
-        settings: fields of `SftConfig`, in place of the preset's.
+        verifier, allow_unconfined: as for `run_rlvr`; if its golds are not answers, such as tests
+            of a program, solutions are trained on as they are.
+        command: the words of the command, for `run.json`.
+        settings: fields of `SftConfig`, which win over the preset.
 
     Returns:
-        The comparison: shares of completions in format, parsed, right and cut, before and after.
+        The comparison: shares of completions in format, parsed, correct and truncated, before and
+            after.
 
     Raises:
         ValueError: see `sft` and `sft_corpus`.
@@ -104,9 +105,11 @@ def run_sft(
     graded = gradable(selected, checker or MATH)
     ungraded = [row for row, good in zip(selected, graded, strict=True) if not good]
     selected = [row for row, good in zip(selected, graded, strict=True) if good]
+    # Rows that cannot be graded are no use for the comparison, but can be trained on.
     training += ungraded
     steps = config.max_steps
     if steps == -1:
+        # The trainer rounds a partial last step of an epoch up.
         steps = -(-len(training) // config.batch_size) * config.epochs
     show(f"SFT of {preset.name} -> {out}\n{template}\n{corpus.origin()}\n")
     show(corpus.table())
@@ -117,7 +120,8 @@ def run_sft(
         f"because they share a problem with these. {steps:,} steps of {config.batch_size}.\n"
         + ungraded_text(ungraded, checker or MATH)
     )
-    if done is None:  # the merged model; one of the hub is not looked at
+    # Room for the merged model; the size of a hub model is unknown here.
+    if done is None:
         check_room(out, sum(file.stat().st_size for file in Path(start).glob("*.safetensors")))
     job = resolve(
         config,
@@ -158,9 +162,10 @@ def run_sft(
 def before_and_after(
     job: SftJob, merged: Path, rows: Sequence[dict], checker: Checker, rollouts: RlvrConfig
 ) -> list[dict]:
-    """Shares of completions in format, parsed, right and cut, before and after SFT; kept in
-    `before_after.json`. After training in 4 bits it is the adapter on these weights, as trained.
-    They are sampled as `rollouts` of RL on this model will be.
+    """Shares of completions in format, parsed, correct and truncated, before and after SFT.
+
+    Saved in `before_after.json`. Sampled with the RL settings `rollouts`. After training in 4 bits
+    the model is the adapter on the 4-bit weights, as trained.
     """
     config, start = job.config, job.model_path
     report = job.folder / "before_after.json"
@@ -180,7 +185,8 @@ def before_and_after(
     table = []
     after = (start, merged.parent / "adapter") if config.load_in_4bit else (merged, None)
     for name, (path, adapter) in {"before": (start, None), "after": after}.items():
-        release_memory()  # of the model before
+        # The model of the last turn goes before the next is loaded.
+        release_memory()
         model, tokenizer = load_policy(
             path,
             adapter=adapter,
@@ -218,7 +224,7 @@ def before_and_after(
 
 
 def ungraded_text(rows: Sequence[dict], checker: Checker) -> str:
-    """What is said of rows that were to be held out and cannot be graded; empty without any."""
+    """A note on rows that were to be held out and cannot be graded; empty without any."""
     if not rows:
         return ""
     return (
@@ -228,7 +234,7 @@ def ungraded_text(rows: Sequence[dict], checker: Checker) -> str:
 
 
 def out_of_format(table: Sequence[Mapping[str, str]]) -> str:
-    """What to do where SFT has not taught the format; empty where some completions are in it."""
+    """What to do if no completion is in the format after SFT; empty otherwise."""
     if not table or float(table[-1]["in format"]) > 0:
         return ""
     return (

@@ -1,7 +1,7 @@
 """Stage 1: supervised fine-tuning on worked solutions, which teaches the format that RL grades.
 
 A stage is a function of a config, a model, rows and a folder. A complete folder returns at once; a
-run that was killed resumes from its last checkpoint; a folder with other settings is refused.
+killed run resumes from its last checkpoint; a folder with other settings is refused.
 """
 
 import copy
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SftJob:
-    """The arguments of `resolve`, judged."""
+    """The checked arguments of `resolve`."""
 
     config: SftConfig
     model_path: str | Path
@@ -59,13 +59,12 @@ def sft(
     folder: str | Path,
     **others: Any,
 ) -> Path:
-    """Fine-tune on worked solutions and return the folder of the merged model: `resolve`, which has
-    the arguments, then `run_job`.
+    """Fine-tunes on worked solutions and returns the folder of the merged model.
 
-    The adapter is merged, so that RL starts from this model and its reference, "adapter off", is
-    this model too. It is also kept by itself, for RL against the base model. One that was trained
-    on 4-bit weights is merged into the model before it was quantised: RL may quantise that again,
-    and begins a quantisation away from the policy that was trained.
+    This is `resolve`, which documents the arguments, then `run_job`. The adapter is merged, so that
+    this model is both the start of RL and its reference ("adapter off"). The adapter is also saved,
+    for RL against the base model. After training on 4-bit weights it is merged into the original
+    model; if RL quantises that again, it starts a quantisation error away from the trained policy.
     """
     return run_job(resolve(config, model_path, rows, folder, **others))
 
@@ -81,23 +80,22 @@ def resolve(
     tokenizer: Any = None,
     judged: bool = False,
 ) -> SftJob:
-    """Judge what stage 1 is asked for, before Unsloth or a model is loaded.
+    """Checks the arguments of stage 1 before Unsloth or a model is loaded.
 
     Args:
-        config: settings.
         model_path: folder or hub id.
-        rows: dicts with `problem` (or `messages`, a conversation), `solution` (the working out)
-            and `answer`; without `answer` the solution is taught as it is, tags and all.
+        rows: dicts with `problem` (or `messages`, a conversation), `solution` (the reasoning) and
+            `answer`; without `answer` the solution is trained on as it is, tags included.
         folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and
             `checkpoints/` while training.
-        data: where the rows are from, for `run.json`, as `Corpus.record` has it.
-        command: the words that started it, for `run.json`.
+        data: origin of the rows, for `run.json`, as in `Corpus.record`.
+        command: the words of the command, for `run.json`.
         tokenizer: of the model (`load_tokenizer`); None loads it.
-        judged: settings were judged already.
+        judged: settings have been checked already.
 
     Raises:
-        ValueError: a row lacks a column or a value, or does not fit; the folder is of another run;
-            the EOS is not learned.
+        ValueError: an invalid row, or one that does not fit; a folder of another run; the EOS is
+            not learned.
     """
     answered = any("answer" in row for row in rows)
     check_rows(rows, ("problem", "solution", *(("answer",) if answered else ())))
@@ -109,7 +107,7 @@ def resolve(
 
 @frees_models
 def run_job(job: SftJob) -> Path:
-    """Train what `resolve` gave: open the folder for it, then train there, or return its result."""
+    """Opens the folder of a resolved job and trains there, or returns its finished result."""
     settings = run_settings("sft", job.config, job.model_path, job.rows)
     ledger = Ledger(job.folder, "sft")
     with exclusive_lock(job.folder):
@@ -118,11 +116,7 @@ def run_job(job: SftJob) -> Path:
 
 
 def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
-    """A solution that is taught as it is must begin where the prompt ends: in the opened tag.
-
-    Raises:
-        ValueError: it does not, with the row.
-    """
+    """Raises ValueError for a solution without an answer that lacks the opened tag."""
     if config.template != "project" or config.prompt.reasoning is None:
         return
     opened = config.prompt.reasoning[0]
@@ -137,7 +131,7 @@ def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
 
 
 def _sft(job: SftJob, ledger: Ledger) -> Path:
-    """`run_job` once the folder is this process's own."""
+    """`run_job` with the folder locked."""
     config, model_path, folder = job.config, job.model_path, job.folder
     merged, adapter = folder / "model", folder / "adapter"
     if merged.exists():
@@ -145,7 +139,7 @@ def _sft(job: SftJob, ledger: Ledger) -> Path:
         logger.info("SFT is complete: %s", merged)
         return merged
     resume = last_checkpoint(ledger.checkpoints)
-    trained = trained_adapter(folder, resume)  # where it is there, only the merge is left
+    trained = trained_adapter(folder, resume)  # if it exists, only the merge is left
     if trained is None:
         ledger.check_checkpoints(resume, config.save_steps)
     model, tokenizer = load_policy(
@@ -171,14 +165,18 @@ def _sft(job: SftJob, ledger: Ledger) -> Path:
             with finite_only(trainer):
                 train(trainer, folder, "SFT", resume=resume, report_to=config.report_to)
             model = trainer.model
-            model.config.use_cache = use_cache  # training turns it off
+            # Training turns the cache off, and the merged model would be saved without it.
+            model.config.use_cache = use_cache
         with whole_folder(adapter) as partial:
+            # Without training now, the last checkpoint has the adapter.
             if trained is None:
                 model.save_pretrained(partial)
             else:
                 copy_result(trained, partial)
             write_readme(partial)
-    if is_quantised(model) and not has_gpu():  # on a GPU Unsloth does so by itself
+    # On a GPU Unsloth merges into the original weights; here they must be loaded again.
+    if is_quantised(model) and not has_gpu():
+        # Both names hold the weights, which the next load needs the memory of.
         model = trainer = None
         release_memory()
         model, _ = load_policy(model_path, adapter=adapter, tokenizer=tokenizer)
@@ -193,7 +191,8 @@ def _trainer(
     import trl
     from datasets import Dataset
 
-    generated: Any = trl  # on a GPU its classes are Unsloth's
+    # On a GPU its classes are Unsloth's.
+    generated: Any = trl
     data = Dataset.from_list([taught_row(row, config.prompt) for row in rows])
     micro_batch = config.micro_batch_size or config.batch_size
     trainer = sft_trainer_class()(
@@ -215,15 +214,16 @@ def _trainer(
 
 
 def taught_row(row: dict, prompt: PromptFormat) -> dict[str, list]:
-    """A row as TRL's SFT trainer takes it: what is asked, and what is learned."""
+    """A row for TRL's SFT trainer: prompt and completion."""
     completion = [{"role": "assistant", "content": prompt.taught(row)}]
     return {"prompt": turns_of(row), "completion": completion}
 
 
 def sft_trainer_class() -> type:
-    """`trl`'s SFT trainer; without a GPU one that takes the model's own loss, since TRL 1.15
-    computes it in a Triton kernel, and that leaves an adapter on 4-bit weights in float32. TRL
-    rounds it to bfloat16, where most steps of 2e-4 are lost; Unsloth's trainers do not.
+    """`trl`'s SFT trainer; without a GPU one with the model's own loss and a float32 adapter.
+
+    TRL 1.15 computes the loss in a Triton kernel. It also rounds an adapter on 4-bit weights to
+    bfloat16, in which most updates at a rate of 2e-4 are lost; Unsloth's trainers do not.
     """
     import trl
     from transformers import Trainer
@@ -246,14 +246,15 @@ def sft_trainer_class() -> type:
 
 
 def _assert_eos_is_learned(trainer: Any, tokenizer: Any, num_rows: int) -> None:
-    """A model that is never shown EOS never ends a solution; a row cut at max_length has none."""
+    """Raises ValueError if a row has no EOS to learn: the model would never end a solution."""
     data = trainer.train_dataset
     if len(data) != num_rows:
         raise ValueError(
             f"every prompt must leave room for its solution, but {num_rows - len(data)} of "
             f"{num_rows} rows do not. Raise max_length"
         )
-    end = turn_end(tokenizer)  # EOS, and what a model's own template puts behind it
+    # EOS, and what the model's own template adds after it.
+    end = turn_end(tokenizer)
     for number, row in enumerate(data):
         # The collator's labels and not the text, since truncation and masks happen there.
         labels = trainer.data_collator([row])["labels"][0]

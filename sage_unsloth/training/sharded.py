@@ -1,7 +1,7 @@
-"""A model that is split among the processes (FSDP, DeepSpeed): what stage 2 must do otherwise.
+"""What stage 2 does differently for a model that is split among processes (FSDP, DeepSpeed).
 
-Every process takes part in whatever reads the weights, so saving gathers them in all processes and
-generation goes on until the last process is done. What only the first process would do is refused
+Every process takes part in whatever reads the weights, so saving gathers them in all processes, and
+generation goes on until the last process is done. What only the first process could do is refused
 (`by_trl.check_trl`).
 """
 
@@ -11,7 +11,7 @@ from sage_unsloth.runs.processes import is_sharded, world_size
 
 
 def whole_weights(trainer: Any) -> dict[str, Any] | None:
-    """The weights in whole tensors, in the first process; None where each process has the model.
+    """The full weights, in the first process; None if each process has the whole model.
 
     Every process must call it.
     """
@@ -21,9 +21,10 @@ def whole_weights(trainer: Any) -> dict[str, Any] | None:
 
 
 def let_generation_wait(trainer: Any) -> None:
-    """A process that has drawn its completions takes part in the forward passes of the others until
-    these are done too. transformers does so for models that it has split itself, which it knows by
-    this mark; accelerate sets none.
+    """Makes a process that has finished its completions join the forward passes of the others.
+
+    transformers does so for models that it has split itself, which it recognises by this attribute;
+    accelerate does not set it.
     """
     if not is_sharded() or world_size() == 1:
         return

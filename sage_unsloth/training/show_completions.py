@@ -1,4 +1,4 @@
-"""Completions printed while a run trains."""
+"""Prints completions while a run trains."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from sage_unsloth.training.stage import COMPLETIONS
 
 
 class ShowCompletions:
-    """A callback that prints some completions of each step that the run samples (`sample_steps`).
+    """A callback that prints some completions of each sampled step (`sample_steps`).
 
         run_rlvr(out, ..., sample_steps=10, callbacks=[ShowCompletions(out)])
 
@@ -24,16 +24,17 @@ class ShowCompletions:
         self._seen = 0  # rows of the file
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("on_"):  # the trainer's other events, in any version of transformers
+        # Any other event of the trainer, in any version of transformers.
+        if name.startswith("on_"):
             return lambda *args, **kwargs: None
         raise AttributeError(name)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pass over what an earlier part of the run has written."""
+        """Skips what an earlier part of the run has written."""
         self._seen = len(self._rows())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print the completions that are new in the file."""
+        """Prints the completions that are new in the file."""
         if not state.is_world_process_zero:
             return
         rows = self._rows()

@@ -1,8 +1,7 @@
-"""Several RL runs from one model next to each other, each in a process of its own: the one runner
-of the quickstart and of studies.
+"""Runs several RL runs at a time, each in its own process, for the quickstart and studies.
 
-A run there ends as it would alone, to the last bit: each has its own threads, random numbers and
-folder (`tests/test_quickstart.py`).
+Each run ends bit-identical to a run by itself: it has its own threads, random numbers and folder
+(`tests/test_quickstart.py`).
 """
 
 import contextlib
@@ -26,9 +25,9 @@ from sage_unsloth.training.rows import METRICS
 
 WORKER = "sage_unsloth.training.side_by_side_worker"
 MEMORY = 2 * 2**30
-"""Bytes that a run of the embedded model takes at most: 1.6 GB measured."""
+"""Upper bound for a run of the embedded model, bytes; 1.6 GB was measured."""
 SAID, ENDED = "said.txt", "ended.json"
-"""What a process logs, and its outcome."""
+"""Log of a process, and its outcome."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +38,17 @@ class SideBySideError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One call of a function in another process; everything in it is sent there.
+    """One call of a function in another process, to which everything here is sent.
 
     Attributes:
         name: of the run.
         work: "module:function", imported there once the libraries are loaded.
         arguments: of the function, by name.
-        folder: of the run, whose metrics show how far it is.
+        folder: of the run; its metrics show the progress.
         result: exists once the run is complete.
-        max_steps: optimizer steps; 0 for work that trains nothing.
-        backend: who trains, as `RlvrConfig.backend`.
-        is_small: for a model so small that a second thread would only wait.
+        max_steps: optimizer steps; 0 for work without training.
+        backend: as `RlvrConfig.backend`.
+        is_small: the model is so small that a second thread would only wait.
     """
 
     name: str
@@ -69,12 +68,12 @@ class Job:
 def choose_processes(
     jobs: Sequence[Job], processes: int | None, *, long: bool, memory: int = MEMORY
 ) -> tuple[int, str]:
-    """How many of the runs go next to each other, and why no more.
+    """How many runs go side by side, and why not more.
 
     Args:
-        jobs: that are not complete.
+        jobs: the incomplete ones.
         processes: None for as many as cores and memory allow.
-        long: whether a run takes longer than a further process takes to start.
+        long: whether a run takes longer than starting a process.
         memory: bytes that a run takes at most.
 
     Raises:
@@ -82,6 +81,7 @@ def choose_processes(
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes must be >= 1, got {processes}. Give 1 for one run at a time")
+    # Two runs on one GPU would compete for its memory, and neither plan would hold.
     if has_gpu():
         if processes not in (None, 1):
             raise ValueError(
@@ -99,7 +99,7 @@ def choose_processes(
         return 1, "a further process would take longer to start than a run takes"
     # Not cpu_count: a container may have fewer than the machine.
     cores, free = len(os.sched_getaffinity(0)), available_memory()
-    # Where the system does not tell its free memory, only cores limit.
+    # If the free memory is unknown, only cores limit.
     room = len(jobs) if free is None else free // memory
     count = max(1, min(len(jobs), cores, room))
     if count == len(jobs):
@@ -110,7 +110,8 @@ def choose_processes(
 
 
 def _can_travel(job: Job) -> bool:
-    """Whether another process can read it: a guide of a notebook or a script is there alone."""
+    """Whether a job can be sent to another process; a guide of a notebook cannot."""
+    # It would pickle, but the child could not import its class.
     if type(job.arguments.get("guide")).__module__ == "__main__":
         return False
     try:
@@ -130,18 +131,16 @@ def run_side_by_side(
 ) -> dict[str, float]:
     """Runs the jobs in `count` processes at a time; the seconds of each, by name.
 
-    A signal is passed on: each run finishes its step, saves it, and is resumed by the next call.
+    A signal is passed on: each run finishes and saves its step, and the next call resumes it.
 
     Args:
-        jobs: in the order in which they begin.
-        count: processes.
-        folder: for what the processes leave while they run; deleted at the end, kept after an
-            error.
+        jobs: in the order in which they start.
+        folder: for files of running processes; deleted at the end, kept after an error.
         threads: of each process.
-        ended: called with each job that is done, and its seconds.
+        ended: called with each finished job and its seconds.
 
     Raises:
-        SideBySideError: a run failed, with its name and message; the others were ended like by a
+        SideBySideError: a run failed, with its name and message; the others were stopped as by a
             signal.
     """
     waiting, running, seconds = list(jobs), list[_Child](), dict[str, float]()
@@ -160,6 +159,7 @@ def run_side_by_side(
                     running.remove(child)
                     ended(child.job, seconds[child.job.name])
         except BaseException:
+            # The others get the chance to save their step.
             end_children([child.process for child in running])
             raise
     shutil.rmtree(folder, ignore_errors=True)
@@ -168,7 +168,7 @@ def run_side_by_side(
 
 @dataclass
 class _Child:
-    """A process with a job, its bar, and what it says."""
+    """A process with a job, its bar and its log."""
 
     job: Job
     folder: Path
@@ -199,7 +199,7 @@ class _Child:
         self.process.__exit__(None, None, None)
 
     def show(self) -> None:
-        """The steps that are on the disk, and the lines that the process has written."""
+        """Updates the bar and passes on new lines of the log."""
         row = self._last_row()
         if row != self._row:
             self._row, self.bar.n = row, row.get("step", 0)
@@ -215,7 +215,7 @@ class _Child:
             logger.info("%s: %s", self.job.name, line.removeprefix(f"{self.job.name}: "))
 
     def _last_row(self) -> dict[str, Any]:
-        """Of the run's metrics, as far as it is written."""
+        """The last row of the run's metrics that is on disk."""
         with contextlib.suppress(OSError):
             # The last line may be half written, then the one before it is shown.
             for line in reversed((self.job.folder / METRICS).read_bytes().splitlines()):
@@ -224,11 +224,7 @@ class _Child:
         return {}
 
     def result(self) -> float:
-        """Seconds of a process that has ended.
-
-        Raises:
-            SideBySideError: it failed.
-        """
+        """Seconds of an ended process; SideBySideError if it failed."""
         self.show()
         ended = self.own / ENDED
         matches = read_json(ended) if ended.is_file() else {}

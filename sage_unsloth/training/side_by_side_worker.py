@@ -2,7 +2,7 @@
 
     python -m sage_unsloth.training.side_by_side_worker FOLDER
 
-The job comes on standard input, which stays open as long as the parent lives.
+The job is read from standard input, which stays open as long as the parent lives.
 """
 
 import logging
@@ -23,11 +23,11 @@ from sage_unsloth.trainers.backends import load_backend
 from sage_unsloth.training.side_by_side import ENDED, SAID, Job
 
 PATIENCE = UNWINDING
-"""Seconds for a process of an earlier call, which was killed, to save its step and end."""
+"""Seconds in which a killed process of an earlier call saves its step and ends."""
 
 
 def work(job: Job) -> float:
-    """Begins or resumes the job; the seconds that it took."""
+    """Starts or resumes the job; its seconds."""
     function = pkgutil.resolve_name(job.work)
     began = time.monotonic()
     while True:
@@ -35,6 +35,7 @@ def work(job: Job) -> float:
         try:
             function(**job.arguments)
         except HeldError:
+            # A process of a killed call may still be saving its step in this folder.
             if time.monotonic() - began > PATIENCE:
                 raise
             time.sleep(0.5)
@@ -43,7 +44,7 @@ def work(job: Job) -> float:
 
 
 def main(folder: str) -> int:
-    """Leaves `said.txt`, what is logged, and `ended.json`: the seconds, or the error."""
+    """Writes `said.txt` (the log) and `ended.json` (the seconds or the error)."""
     handler = logging.FileHandler(Path(folder) / SAID)
     handler.setFormatter(PrintableFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
@@ -57,6 +58,7 @@ def main(folder: str) -> int:
                 settle_process()
             outcome = {"seconds": work(job)}
     except (KeyboardInterrupt, Terminated) as stop:
+        # The exit status of a shell for a process that a signal ended.
         return 128 + stop.signum if isinstance(stop, Terminated) else 130
     except Exception as error:
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""What both training stages share: the settings that are recorded, rows, and the training loop."""
+"""Shared by both stages: recorded settings, rows and the training loop."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 COMPLETIONS = "completions.jsonl"
 REPLACED = ".replaced.jsonl"
-"""Ends the name of a file of rows whose steps were trained again."""
+"""Suffix of a file with old rows of steps that were trained again."""
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 
 logger = logging.getLogger(__name__)
@@ -42,11 +42,10 @@ logger = logging.getLogger(__name__)
 def run_settings(
     stage: str, config: Any, model_path: str | Path, rows: Sequence[dict]
 ) -> dict[str, Any]:
-    """What must be equal for a stage to resume in a folder: config, model, rows by a digest of
-    their content, and the number of processes.
+    """The settings that must be equal to resume: config, model, digest of the rows, processes.
 
     Raises:
-        ValueError: SFT, started as one of several processes.
+        ValueError: SFT in several processes.
     """
     if stage == "sft" and world_size() > 1:
         raise ValueError(
@@ -56,15 +55,17 @@ def run_settings(
     free = names_where(type(config), "free")
     settings = {key: value for key, value in asdict(config).items() if key not in free}
     model = f"{Path(model_path).name} {model_identity(model_path)['weights']}"
-    if world_size() > 1:  # each process draws from a random stream of its own
+    # Each process has its own random stream, so their number changes what is sampled.
+    if world_size() > 1:
         settings["processes"] = world_size()
-    if (kind := sharding()) is not None:  # its checkpoints are of its own form
+    # Sharded checkpoints have another form.
+    if (kind := sharding()) is not None:
         settings["sharded_by"] = kind
     return {"stage": stage, "model": model, "rows": digest_of(rows)} | settings
 
 
 def digest_of(rows: Sequence[dict]) -> str:
-    """Of the content of rows."""
+    """A digest of the content of rows."""
     text = json.dumps([dict(row) for row in rows], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -72,32 +73,25 @@ def digest_of(rows: Sequence[dict]) -> str:
 def known_settings(
     stage: str, config: Any, model_path: str | Path, **others: Any
 ) -> dict[str, Any]:
-    """`run_settings` without what is decided later: by the rows, the tokenizer, the engine."""
+    """`run_settings` without what rows, tokenizer and engine decide later."""
     settings, later = run_settings(stage, config, model_path, ()), ("rows", "template", "rollouts")
     return {name: value for name, value in settings.items() if name not in later} | others
 
 
 def check_rows(rows: Sequence[dict], columns: Sequence[str]) -> None:
-    """There must be rows, each with a non-empty text in each column.
-
-    Raises:
-        ValueError: naming the row, the column, and what the row has instead.
-    """
+    """Raises ValueError without rows, or for a row without a non-empty text in each column."""
     if not rows:
         raise ValueError("training needs at least one row, got none")
     check_columns(rows, columns)
 
 
 def read_metrics(folder: str | Path, first: int = 1) -> list[dict]:
-    """The rows of a run's `metrics.jsonl`, one per optimizer step; of a repeated step the last.
+    """The rows of a run's `metrics.jsonl`, one per optimizer step; the last one of a repeated step.
 
-    An evaluation that was made when the run resumed has a line of its own; its values go to the row
-    of its step.
+    An evaluation made on resuming has its own line; its values are added to the row of its step.
 
     Args:
-        folder: of the run.
-        first: the first step; 0 also gives the held-out evaluation before training, as the row of
-            step 0.
+        first: the first step; 0 includes the held-out evaluation before training, as step 0.
     """
     rows: dict[int, dict] = {}
     for row in read_jsonl(Path(folder) / METRICS):
@@ -108,8 +102,10 @@ def read_metrics(folder: str | Path, first: int = 1) -> list[dict]:
 
 
 def set_aside_after(path: Path, resume: Path | None) -> None:
-    """Move a file's rows of steps after the checkpoint `resume` (None: all rows) to
-    `<name>.replaced.jsonl` beside it, because these steps are trained again; and log it.
+    """Moves the rows after the checkpoint `resume` (None: all) to `<name>.replaced.jsonl`, and logs
+    it.
+
+    These steps are trained again.
     """
     if not path.exists():
         return
@@ -161,21 +157,24 @@ def tracker_callbacks(report_to: str, folder: Path) -> list[Any]:
 def common_arguments(
     folder: Path, save_steps: int, precision: str = "auto", optim: str = "auto"
 ) -> dict[str, Any]:
-    """Arguments that the trainers of both stages share."""
+    """Arguments for the trainers of both stages."""
     # Unsloth's usual optimizer, which needs bitsandbytes and a GPU.
     usual = "adamw_8bit" if has_gpu() and backend() != TRL else "adamw_torch"
     arguments = {
         "output_dir": str(folder / "checkpoints"),
         "logging_steps": 1,
-        "report_to": "none",  # `tracker_callbacks` adds them behind the step's own metrics
+        # `tracker_callbacks` adds trackers after the step's own metrics.
+        "report_to": "none",
         "run_name": folder.name,
         "save_strategy": "steps",
         "save_steps": save_steps,
-        "save_total_limit": None,  # `checkpoints.keep_newest` deletes
+        # `checkpoints.keep_newest` deletes old ones.
+        "save_total_limit": None,
         "optim": usual if optim == "auto" else optim,
         "use_cpu": not has_gpu(),
         "disable_tqdm": True,
-        "gradient_checkpointing": False,  # on a GPU Unsloth's own is in the model
+        # On a GPU Unsloth's own checkpointing is part of the model.
+        "gradient_checkpointing": False,
         "dataloader_pin_memory": has_gpu(),
         # The first process samples the preflight while the others wait.
         "ddp_timeout": int(LONGEST_WAIT.total_seconds()),
@@ -183,13 +182,13 @@ def common_arguments(
     arguments |= precision_arguments(precision)
     if backend() != TRL:
         return arguments
-    from sage_unsloth.training.by_trl import common_trl_arguments  # which imports torch
+    from sage_unsloth.training.by_trl import common_trl_arguments  # imports torch
 
     return arguments | common_trl_arguments()
 
 
 def train(trainer: Any, folder: Path, name: str, *, resume: Path | None, **logging: Any) -> None:
-    """Run `trainer.train()` inside `log_steps`, whose arguments these are."""
+    """Runs `trainer.train()` inside `log_steps`, which has the same arguments."""
     with log_steps(trainer, folder, name, resume=resume, **logging):
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
 
@@ -206,27 +205,27 @@ def log_steps(
     report_to: str = "none",
     extra: Callable[[int, dict], dict] = lambda step, logs: {},
 ) -> Iterator[None]:
-    """Within this context `trainer.train()` has every step's metrics on disk before the next step.
+    """Within this context `trainer.train()` writes every step's metrics before the next step.
 
     SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint
-    (`stopping.finishing`). Of several processes the first writes, and all end once one of them is
-    asked to.
+    (`stopping.finishing`). With several processes the first one writes, and a signal to any of them
+    ends all.
 
     Args:
         trainer: of either stage.
         folder: gets `metrics.jsonl`.
         name: on the progress bar.
         resume: checkpoint that training resumes from.
-        callbacks: the caller's own, told of each step once its row is on disk.
-        held_out: evaluates between the steps, and may end the run before its last one.
-        report_to: a tracker, one of `TRACKERS`.
-        extra: called with the step and the trainer's metrics before they are written, in every
-            process; what it returns is written beside them.
+        callbacks: called for each step once its row is on disk.
+        held_out: evaluates between the steps, and may end the run early.
+        report_to: one of `TRACKERS`.
+        extra: called in every process with the step and the trainer's metrics; its result is added
+            to the row.
 
     Raises:
         ValueError: the trainer ended before the last step.
-        KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
-        Terminated: the same by SIGTERM or SIGHUP.
+        KeyboardInterrupt: Ctrl-C; the message says what is saved.
+        Terminated: the same for SIGTERM or SIGHUP.
     """
     from transformers import PrinterCallback, ProgressCallback
 

@@ -10,7 +10,7 @@ from sage_unsloth.runs.settings import DATA, MODEL, OPTIMISER, SAVING, setting
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """How a model is loaded and prompted, and how AdamW changes it, in either stage."""
+    """How a model is loaded, prompted and optimised, in either stage."""
 
     lr_scheduler_type: Literal[
         "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr"

@@ -1,4 +1,4 @@
-"""What a run starts from: a model, an adapter, and the settings that preset and card decide."""
+"""The start of a run: model, adapter, and the settings that preset and GPU decide."""
 
 import logging
 import math
@@ -45,7 +45,7 @@ class StartingPoint:
     """What RL starts from.
 
     Attributes:
-        preset: the model's sizes and how the paper trains it.
+        preset: the model's sizes and the paper's settings for it.
         model: folder or hub id of the model below the adapter; π_ref.
         adapter: the adapter to continue training, or None for a fresh one.
     """
@@ -56,7 +56,7 @@ class StartingPoint:
 
     @property
     def unmerged(self) -> Path | None:
-        """The RL run whose adapter `merge_run` must merge before `model` is there, or None."""
+        """The RL run that `merge_run` must merge before `model` exists, or None."""
         folder = Path(self.model).parent
         pending = (folder / "run.json").is_file() and not Path(self.model).exists()
         return folder if pending else None
@@ -69,7 +69,7 @@ class StartingPoint:
 
 
 def starting_point(start: str | Path, reference: str) -> StartingPoint:
-    """The model that RL starts from, and below it the reference.
+    """The model that RL starts from, and its reference.
 
     reference   start          trained                               π_ref
     "sft"       an SFT run     a fresh adapter on its merged model   that model
@@ -80,8 +80,8 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
     "base"      a model        (refused)
 
     Raises:
-        ValueError: a run that is not complete, or no run of training; or reference "base" where
-            there is no adapter.
+        ValueError: a run that is not complete, or not a training run; or reference "base" without
+            an adapter.
     """
     folder = Path(start)
     run = read_record(folder)
@@ -91,6 +91,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
                 f"reference='base' needs a start with an adapter (an SFT or RL run), got {start}. "
                 "Give its folder, or reference='sft'"
             )
+        # OWNER/NAME could be a hub id; a path in runs/, or a deeper one, cannot.
         if not folder.exists() and (folder.parts[0] == "runs" or len(folder.parts) > 2):
             raise ValueError(
                 "RL starts from the folder of a run, a model's folder, a preset or a hub id, but "
@@ -119,6 +120,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
         preset = _trained_preset(below)
     if reference == "sft":
         return StartingPoint(preset, str(folder / "model"))
+    # Without an adapter there is nothing to switch off for π_ref.
     if full:
         raise ValueError(
             f"reference='base' needs a start with an adapter, but {start} trained every weight. "
@@ -128,8 +130,10 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
 
 
 def merge_run(folder: Path) -> None:
-    """Makes `model/` in the folder of an RL run: the model that it started from with its adapter
-    merged, complete or not at all, for a second stage to start from.
+    """Writes `model/` of an RL run, complete or not at all: its start model with its adapter
+    merged.
+
+    A second stage starts from it.
     """
     run = read_record(folder) or {}
     with exclusive_lock(folder):
@@ -143,29 +147,29 @@ def merge_run(folder: Path) -> None:
 
 
 def _model_below(run: dict) -> str:
-    """The model that a run began with. The embedded one lies where the package is, which for a run
-    of another machine was elsewhere.
-    """
+    """The model that a run began with; the embedded one may be elsewhere on this machine."""
     path = Path(run["model_path"])
+    # The run was made on another machine, with the package in another place.
     moved = path.is_absolute() and not path.is_dir() and path.name == EMBEDDED
     return str(data_folder() / EMBEDDED) if moved else run["model_path"]
 
 
 def _trained_preset(path: str) -> ModelPreset:
-    """The preset of the model with which a chain of runs began, by the model of its last one."""
+    """The preset of the first model in a chain of runs, found from the last one."""
     if Path(path).name == "model" and (run := read_record(Path(path).parent)) is not None:
         return _trained_preset(run["model_path"])
     return model_preset(EMBEDDED if Path(path) == data_folder() / EMBEDDED else path)
 
 
 def model_path(preset: ModelPreset) -> str:
-    """Folder or hub id of a preset; the embedded model lies with the project's data."""
+    """Folder or hub id of a preset; the embedded model is part of the package."""
     return locate_model(preset.hub_id)
 
 
 def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
-    """Table 7 at the preset's length, in 4 bits on a card that needs it, or as `recorded`;
-    `settings` win over both.
+    """Table 7 at the preset's length, in 4 bits if the GPU needs it; `settings` win.
+
+    A resumed run has the bits of `recorded`.
     """
     if preset.name == EMBEDDED:
         return replace(embedded_settings.SFT, **settings)
@@ -178,20 +182,20 @@ def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: An
 
 
 CARD_SETTINGS = ("load_in_4bit", "micro_batch_size", "recompute_logits", "gpu_memory_utilization")
-"""What the card decides, unless it is given; a resumed run keeps what its first card decided."""
+"""Decided by the GPU unless given; a resumed run keeps the values of its first GPU."""
 
 
 def rlvr_config(
     preset: ModelPreset, gib: float | None = None, recorded: dict | None = None, **settings: Any
 ) -> RlvrConfig:
-    """Table 8 at the preset's lengths, with what a card of `gib` GiB needs.
+    """Table 8 at the preset's lengths, adapted to a GPU of `gib` GiB.
 
     Args:
-        gib: memory of the card; None leaves the defaults.
-        recorded: settings of the run to resume, in the place of what this card would decide.
-        settings: fields of the config, which win over preset and card.
+        gib: memory of the GPU; None leaves the defaults.
+        recorded: settings of the run to resume, which replace this GPU's.
+        settings: fields of the config, which win over preset and GPU.
     """
-    if settings.get("backend") == TRL:  # neither is to be had, so no card decides them
+    if settings.get("backend") == TRL:  # both are Unsloth-only
         settings = {"load_in_4bit": False, "recompute_logits": False} | settings
     if preset.name == EMBEDDED:
         preflight = {"preflight_prompts": RlvrConfig.preflight_prompts}
@@ -205,6 +209,7 @@ def rlvr_config(
         full_finetuning=preset.full_finetuning,
     )
     config = replace(config, **settings)
+    # A resumed run keeps its settings, whatever GPU it resumes on.
     if recorded is not None:
         selected = {name: recorded[name] for name in CARD_SETTINGS if name not in settings}
         return replace(config, **selected)
@@ -216,7 +221,7 @@ def rlvr_config(
 def _decided_by_card(
     preset: ModelPreset, config: RlvrConfig, gib: float, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Values of `CARD_SETTINGS` with which the run fits; those given in `settings` are fixed."""
+    """Values of `CARD_SETTINGS` with which the run fits; those in `settings` are fixed."""
     card = nearest_card(gib)
     if card.gpu_memory_utilization is not None and "gpu_memory_utilization" not in settings:
         config = replace(config, gpu_memory_utilization=card.gpu_memory_utilization)
@@ -231,6 +236,7 @@ def _decided_by_card(
         "micro_batch_size": "micro_batch",
         "recompute_logits": "recompute_logits",
     }
+    # `fit_to_memory` may only change what the user did not set.
     fixed = [field for name, field in fields_of_setup.items() if name in settings]
     setup = fit_to_memory(setup, gib, fixed)
     return {
@@ -242,14 +248,12 @@ def _decided_by_card(
 
 
 def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
-    """Of a weight: full fine-tuning keeps them in 32, since small steps are lost in 16."""
+    """Bits of a weight; full fine-tuning needs 32, because small updates are lost in 16."""
     return 32 if full_finetuning else 4 if load_in_4bit else 16
 
 
 def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
-    """A run's settings, as the arithmetic of its memory plan takes them; without a card (`gib` is
-    None) the weights are loaded in 32 bits.
-    """
+    """A run's settings for its memory plan; without a GPU (`gib` None) weights have 32 bits."""
     full = config.full_finetuning
     bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
     if gib is None and not config.load_in_4bit:
@@ -274,7 +278,7 @@ def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setu
 
 
 def _uses_vllm(config: RlvrConfig, gib: float | None) -> bool:
-    """Whether rollouts are vLLM's: by the card's preset where another machine is planned for."""
+    """Whether rollouts use vLLM; for another machine's GPU its preset decides."""
     full = config.full_finetuning
     if config.backend == TRL:
         return config.rollouts == "vllm"

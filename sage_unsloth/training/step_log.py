@@ -1,5 +1,4 @@
-"""What happens between two optimizer steps of either stage: metrics on disk, the progress bar, an
-evaluation on held-out rows, and an end when a signal or that evaluation asks for one.
+"""Between two optimizer steps: metrics on disk, progress bar, held-out evaluation, early end.
 
 Imported once a trainer exists, because Unsloth must be loaded before transformers.
 """
@@ -20,8 +19,8 @@ from sage_unsloth.runs.stopping import Stop
 from sage_unsloth.training.held_out import HeldOut
 from sage_unsloth.training.rows import PASS_AT_1, numbers
 
-# On the progress bar, of which 80 columns show the first ones; the loss means nothing in RL, whose
-# advantages sum to 0.
+# On the progress bar; 80 columns show the first ones. The loss is left out: in RL advantages sum
+# to 0, so it means nothing.
 SHOWN = {
     "reward": "reward",
     "kl/ref_k3": "kl",
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class NothingLeftError(Exception):
-    """Training is over before its next step; `stage.train` ends the trainer by it."""
+    """Training is over before its next step; ends `trainer.train()` in `stage.train`."""
 
 
 class StepLog(TrainerCallback):
@@ -51,9 +50,9 @@ class StepLog(TrainerCallback):
     Args:
         path: of the rows.
         name: on the progress bar.
-        stop: what `stopping.finishing` was asked.
-        extra: called with the step and the trainer's metrics in every process; what it returns is
-            written beside them.
+        stop: of `stopping.finishing`.
+        extra: called in every process with the step and the trainer's metrics; its result is added
+            to the row.
         held_out: evaluates between the steps; None for no evaluation.
     """
 
@@ -103,7 +102,8 @@ class StepLog(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, args, state, control, logs: Any = None, **kwargs):
-        if "loss" not in logs:  # a summary at the end, of no single step
+        # The summary at the end belongs to no step.
+        if "loss" not in logs:
             return
         seconds = time.perf_counter() - self.started
         # The trainer keeps every row, and writes all of them into each checkpoint; here they are
@@ -112,7 +112,8 @@ class StepLog(TrainerCallback):
         row = {"step": state.global_step, "seconds": round(seconds, 3)} | numbers(logs)
         # In every process, because it gathers from all of them.
         row |= self.extra(state.global_step, row)
-        if self.held_out is not None and not self.ending:  # the run that resumes evaluates first
+        # When the run ends by a signal, the resumed run evaluates first.
+        if self.held_out is not None and not self.ending:
             row |= self.held_out.after(state.global_step)
             if self.is_over():
                 control.should_save = control.should_training_stop = True
@@ -120,10 +121,12 @@ class StepLog(TrainerCallback):
             return
         append_jsonl(self.path, [*self.before_first, row])
         self.before_first = []
-        logs.update(row)  # for the trackers, whose callbacks come after this one
+        # For the trackers, whose callbacks run after this one.
+        logs.update(row)
         self._show(row, state.global_step)
         left = state.max_steps - state.global_step
-        if left and state.global_step == self.first_step + 1:  # the first step also warms up
+        # The second step: the first also compiles and warms up.
+        if left and state.global_step == self.first_step + 1:
             logger.info(
                 "%s: the second step took %.1f s. At this pace %d more take %s.",
                 self.name,
@@ -138,9 +141,7 @@ class StepLog(TrainerCallback):
             self.held_out.report()
 
     def agree(self) -> bool:
-        """Whether a process is asked to end; then all of them do. A signal that arrives meanwhile
-        is not lost.
-        """
+        """Whether any process was asked to end; then all end. Signals are not lost meanwhile."""
         # A collective call, so all processes make it at the same place of the loop.
         requested = [signum for signum in gather_rows([self.stop.cause]) if signum is not None]
         if requested:
@@ -148,8 +149,10 @@ class StepLog(TrainerCallback):
         return bool(requested)
 
     def take(self, row: dict[str, Any]) -> None:
-        """A row of an evaluation alone. A run has begun once it has trained a step, so the one
-        before the first step is written with that step's row.
+        """Writes a row of an evaluation alone.
+
+        A run has begun once it has trained a step, so the row before the first step is written with
+        that step's row.
         """
         if row["step"] == 0:
             self.before_first = [row]
@@ -157,9 +160,10 @@ class StepLog(TrainerCallback):
             append_jsonl(self.path, [row])
 
     def is_over(self) -> bool:
-        """Whether the evaluation was interrupted, or was the last of a run without progress."""
+        """Whether the evaluation was interrupted, or ends the run."""
         if self.held_out is None:
             return False
+        # The signal reached the evaluation, so it is passed on to the end of the run.
         if self.held_out.cause is not None:
             self.stop.cause = self.held_out.cause
         return self.held_out.cause is not None or bool(self.held_out.reason_to_end)
@@ -173,21 +177,16 @@ class StepLog(TrainerCallback):
 
 
 class EvaluatesFirst(TrainerCallback):
-    """Makes the evaluation before the first step; in a run that resumes, one that was interrupted.
+    """Evaluates before the first step, or repeats an interrupted evaluation on resuming.
 
-    It is the last callback, so the others are told of a row that comes after their own beginning.
-
-    Args:
-        log: of the run.
-        held_out: evaluates.
-        trainer: whose callbacks are told.
+    It is the last callback, so the others get its row after their own start.
     """
 
     def __init__(self, log: StepLog, held_out: HeldOut, trainer: Any) -> None:
         self.log, self.held_out, self.trainer = log, held_out, trainer
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Raises NothingLeftError: a signal came, or it was the last evaluation of the run."""
+        """Raises NothingLeftError after a signal, or if this evaluation ends the run."""
         row = self.held_out.begin(state.global_step)
         if row and state.is_world_process_zero:
             self.log.take(row)
@@ -195,5 +194,6 @@ class EvaluatesFirst(TrainerCallback):
                 callback.on_log(args, state, control, logs=dict(row))
         if self.log.is_over() or state.global_step >= state.max_steps:
             for callback in self.trainer.callback_handler.callbacks:
+                # The trainer will not get to its own end, which closes bars and trackers.
                 callback.on_train_end(args, state, control)
             raise NothingLeftError

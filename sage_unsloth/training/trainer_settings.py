@@ -1,8 +1,8 @@
-"""The settings that the trainer has after construction must be those that `run.json` records.
+"""Checks that the trainer's settings after construction are those that `run.json` records.
 
-The trainers fill in and override arguments: Unsloth's generated config turns an explicit
-`scale_rewards="group"` into "none" for `loss_type="dr_grpo"`, with a line on the terminal. A run
-that was trained so is not the run that its record describes.
+Trainers fill in and override arguments: Unsloth's generated config turns an explicit
+`scale_rewards="group"` into "none" for `loss_type="dr_grpo"`, with a line on the terminal. Such a
+run is not the one that its record describes.
 """
 
 from typing import Any
@@ -24,14 +24,13 @@ COPIED = (
     "top_p",
     "vllm_importance_sampling_correction",
 )
-"""What the trainer copies from its config at construction and reads from the copy."""
+"""Attributes that the trainer copies from its config and reads from the copy."""
 
 
 def trainer_arguments(config: RlvrConfig, *, unsloth: bool) -> dict[str, Any]:
     """The settings that the trainer's config has under the same name (`trainer=True`).
 
-    `scale_rewards` is an exception: for "dr_grpo" Unsloth's keeps the division by the group's
-    deviation only if it is given None.
+    Exception: with "dr_grpo", Unsloth's config keeps `scale_rewards="group"` only if it gets None.
     """
     arguments = values_where(config, "trainer")
     if unsloth and config.loss_type == "dr_grpo" and config.scale_rewards == "group":
@@ -40,12 +39,10 @@ def trainer_arguments(config: RlvrConfig, *, unsloth: bool) -> dict[str, Any]:
 
 
 def check_trainer(trainer: Any, config: RlvrConfig, rollouts: str) -> None:
-    """Compare a constructed trainer with the settings that the run records.
+    """Compares a constructed trainer with the recorded settings.
 
     Args:
-        trainer: as constructed, before it trains.
-        config: of the run.
-        rollouts: the engine that was chosen: "vllm", "transformers" or "server".
+        rollouts: "vllm", "transformers" or "server".
 
     Raises:
         ValueError: the trainer has another value of a setting.
@@ -64,10 +61,12 @@ def _compare(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple
     args = trainer.args
     given = values_where(config, "trainer")
     pairs = {name: (value, getattr(args, name)) for name, value in given.items()}
+    # Both places: the trainer copies some settings and reads only the copy.
     pairs |= {f"trainer.{name}": (getattr(config, name), getattr(trainer, name)) for name in COPIED}
     share = config.completions_per_step // world_size()
     micro_batch = config.micro_batch_size or share
-    if config.credit == "sequence":  # all completions of a prompt meet in the loss
+    # All completions of a prompt must meet in one loss.
+    if config.credit == "sequence":
         micro_batch = share
     pairs |= {
         "trainer.epsilon": (config.epsilon, trainer.epsilon_low),
@@ -79,6 +78,7 @@ def _compare(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple
             * world_size()
             / args.num_generations,
         ),
+        # Recorded as a share, passed as steps.
         "warmup_ratio": (round(config.warmup_ratio * config.max_steps), args.warmup_steps),
         "min_p": (config.min_p, args.min_p or 0.0),
         "trainer.min_p": (config.min_p, trainer.min_p or 0.0),
@@ -87,12 +87,14 @@ def _compare(trainer: Any, config: RlvrConfig, rollouts: str) -> dict[str, tuple
     }
     if rollouts == "server":
         pairs["vllm_server"] = (config.vllm_server, args.vllm_server_base_url)
-    if config.precision != "auto":  # else the trainer decides
+    # With "auto" the trainer decides.
+    if config.precision != "auto":
         formats = (config.precision == "bfloat16", config.precision == "float16")
         pairs["precision"] = (formats, (args.bf16, args.fp16))
     adapters = getattr(trainer.model, "peft_config", {})
     pairs["full_finetuning"] = (config.full_finetuning, not adapters)
-    if adapters and config.reference == "sft":  # else the adapter brings its own settings
+    # An adapter that is trained further has its own settings.
+    if adapters and config.reference == "sft":
         adapter, lora = adapters["default"], config.lora
         expected = (lora.rank, lora.alpha, lora.dropout)
         pairs["lora"] = (expected, (adapter.r, adapter.lora_alpha, adapter.lora_dropout))
