@@ -59,10 +59,13 @@ def mutate(
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         _copy(copy)
-        with (copy / "pyproject.toml").open("a", encoding="utf-8") as file:
-            file.write(SETTINGS.format(files=_pattern(room), tests=json.dumps(list(tests))))
+        settings = copy / "pyproject.toml"
+        own = settings.read_text(encoding="utf-8")
         run = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes)]
-        subprocess.run([*run, "none"], cwd=copy, check=False, capture_output=True)  # makes them
+        # It has no command that makes mutants alone: with tests that do not exist it ends there.
+        settings.write_text(own + _settings(room, ["none"]), encoding="utf-8")
+        subprocess.run([*run, "none"], cwd=copy, check=False, capture_output=True)
+        settings.write_text(own + _settings(room, tests), encoding="utf-8")
         names = sorted(name for name, _ in _outcomes(copy, room))
         chosen = random.Random(seed).sample(names, min(sample, len(names)))
         subprocess.run([*run, *chosen], cwd=copy, check=True)
@@ -108,6 +111,10 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 pytest_collection_modifyitems.pytest_impl = {"trylast": True}
+
+
+def _settings(room: str, tests: Sequence[str]) -> str:
+    return SETTINGS.format(files=_pattern(room), tests=json.dumps(list(tests)))
 
 
 def _pattern(room: str) -> str:

@@ -19,6 +19,7 @@ from sage_unsloth.evaluation.figures import plot_pass_at_k
 from sage_unsloth.evaluation.metrics import Estimate, pass_at_k
 from sage_unsloth.problems.subsets import over_families
 from sage_unsloth.training.figures import moving_average, plot_training
+from sage_unsloth.training.quickstart_plan import plan
 
 LEFT_BEHIND = (
     "report.json",
@@ -194,6 +195,17 @@ def test_a_few_steps_are_drawn_as_points_and_not_as_a_course(tmp_path, monkeypat
     found = [line.get_linestyle() for line in drawn["axis"].get_lines()]
     assert len(found) == len(lines) and (found == ["None"]) is (lines == ["None"])
     assert (f"{steps} are too few" in drawn["note"]) is (lines == ["None"])
+
+
+@pytest.mark.parametrize(("count", "minutes"), [(1, 12), (2, 8)])
+def test_the_estimate_by_hand(tmp_path, count, minutes):
+    config = quickstart.QuickstartConfig()
+    sft = replace(config.sft, max_steps=300, batch_size=20)  # 60 s
+    rl = replace(config.rlvr, max_steps=100, prompts_per_step=8, num_generations=16)  # 256 s
+    sampling = replace(config.sampling, num_samples=64)  # of 100 problems, 3 models: 124.8 s
+    text = plan(tmp_path, sft, ["a", "b"], rl, sampling, 100, count, "cores")
+    # Beside each other they start for a second time: 30 s more.
+    assert f"Estimate: {minutes} min (" in text
 
 
 def test_any_algorithms_under_settings_of_ones_own():

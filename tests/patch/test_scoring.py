@@ -97,9 +97,13 @@ def test_values_and_gradients_equal_plain_torch(transforms, bias):
 @pytest.mark.parametrize("rows", [1, 2, 4, 1000])
 def test_no_result_depends_on_chunks_or_blocks(monkeypatch, chunks, rows):
     case = problem()
-    expected = plain_torch(*case)
+    expected, together, block = plain_torch(*case), [], scoring._block()
     monkeypatch.setattr(scoring, "BLOCK_NUMBERS", rows * V)
+    monkeypatch.setattr(
+        scoring, "_block", lambda: lambda part, *a: together.append(len(part)) or block(part, *a)
+    )
     assert_near(ours(*case, chunks=chunks), expected, 2e-6)
+    assert max(together) <= rows, "the memory of a block is bounded"
 
 
 def test_an_empty_batch_is_an_empty_result():

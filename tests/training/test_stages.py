@@ -382,8 +382,18 @@ def test_dead_groups_are_those_of_the_rule():
 
 
 def test_an_algorithm_of_ones_own(sft_run, tmp_path):
-    own = replace(get_algorithm("grpo"), name="mine", settings={"beta": 0.1})
-    run_rlvr(tmp_path / "run", algorithm=own, start=sft_run, smoke=True, preflight_prompts=0)
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):
+        ended = ()
+
+        def on_step_end(self, args, state, control, **_):
+            self.ended += (state.global_step,)
+
+    own, steps = replace(get_algorithm("grpo"), name="mine", settings={"beta": 0.1}), Steps()
+    settings = {"smoke": True, "preflight_prompts": 0, "callbacks": [steps]}
+    run_rlvr(tmp_path / "run", algorithm=own, start=sft_run, **settings)
+    assert steps.ended == (1, 2)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["beta"] == 0.1
 
 

@@ -145,6 +145,8 @@ def test_rows_are_on_disk_and_the_trainer_keeps_the_last_alone(tmp_path):
     log = StepLog(tmp_path / "metrics.jsonl", "test", Stop(), lambda step, row: {"extra": step})
     state, control = TrainerState(max_steps=3), TrainerControl()
     log.on_train_begin(None, state, control)
+    log.take({"step": 0})
+    assert not log.path.exists(), "a run that has trained no step takes other settings"
     for step in (1, 2, 3):
         log.on_step_begin(None, state, control)
         state.global_step = step
@@ -153,7 +155,9 @@ def test_rows_are_on_disk_and_the_trainer_keeps_the_last_alone(tmp_path):
         log.on_log(None, state, control, logs=logs)
     log.on_log(None, state, control, logs={"train_runtime": 1.0})
     log.on_train_end(None, state, control)
-    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    log.take({"step": 3})
+    first, *rows, last = read_jsonl(log.path)
+    assert (first, last) == ({"step": 0}, {"step": 3})
     assert [(row["step"], row["loss"], row["extra"]) for row in rows] == [
         (1, 0.5, 1),
         (2, 1.0, 2),

@@ -60,6 +60,19 @@ def test_shaped_advantages_equal_the_oracle(make_trainer):
     train_and_check(make_trainer(), GUIDES["token"], log_entropy=True, shape=by_entropy)
 
 
+def test_a_shape_sees_the_log_probs_of_the_policy_that_drew(make_trainer):
+    apart = []
+
+    def shape(signals, advantages, *, old_logps):
+        apart.append(float(((signals.policy_logps - old_logps) * signals.mask).abs().max()))
+        return advantages
+
+    trainer = make_trainer(num_iterations=2, gradient_accumulation_steps=1, max_steps=4)
+    with guided_kl(trainer, shape=shape):
+        trainer.train()
+    assert apart[2] < 1e-5 < apart[3], "a batch has two updates; the first step has rate 0"
+
+
 @pytest.mark.parametrize("rule", ["grpo", "rs-grpo"])
 def test_the_kl_in_the_reward_leaves_the_loss(make_trainer, rule):
     trainer = make_trainer(scale_rewards="none")
