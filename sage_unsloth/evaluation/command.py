@@ -220,7 +220,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """Adds how logs of other tools are read."""
+    """Adds the options for logs of other tools."""
     parser.add_argument(
         "--metric",
         nargs="+",
@@ -243,7 +243,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 
 def reading_options(options: argparse.Namespace) -> "ReadingOptions":
-    """What `add_log_options` asks for."""
+    """The values of `add_log_options`."""
     from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_pairs
 
     return ReadingOptions(

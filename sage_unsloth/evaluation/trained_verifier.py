@@ -1,4 +1,4 @@
-"""The verifier that the models of an evaluation were trained by, for problems of a user's own."""
+"""The verifier that the evaluated models were trained with, for custom problems."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from sage_unsloth.runs.files import read_json
 
 
 def trained_verifier(model: ModelSpec) -> str | None:
-    """The name of the verifier of the RL run that left this model; None where no run is known."""
+    """The name of the verifier of the RL run that made this model; None without a run."""
     record = Path(model.adapter or model.path).absolute().parent / "run.json"
     settings = read_json(record)["settings"] if record.is_file() else {}
     if settings.get("stage") != "rlvr":
@@ -23,15 +23,11 @@ def trained_verifier(model: ModelSpec) -> str | None:
 def choose_verifier(
     models: Sequence[ModelSpec], given: str | None, *, other: bool = False
 ) -> str | None:
-    """What grades problems of a user's own: the verifier that was given, or that of the runs.
+    """The verifier of custom problems: the given one, or that of the runs; None if neither is
+    known.
 
     Args:
-        models: to be evaluated.
-        given: by the user.
-        other: the user knows that it is another one than in training.
-
-    Returns:
-        A name that `get_verifier` takes, or None where neither says anything.
+        other: the user confirms that it differs from training.
 
     Raises:
         ValueError: another verifier than a run's, or runs with different ones.
