@@ -53,14 +53,14 @@ def draw(path: Path = PICTURE) -> None:
     from matplotlib.figure import Figure
 
     rows = curves()
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.7), layout="constrained")
     axis = figure.subplots()
     styles = line_styles(label for label, _ in LINES.values())
     for label, shift in LINES.values():
         colour = styles[label]["color"]
         line = [row for row in rows if row["line"] == label]
         x, y = [row["k"] for row in line], [row["mean"] for row in line]
-        axis.plot(x, y, color=colour, marker="o", markersize=4, linewidth=2)
+        axis.plot(x, y, color=colour, marker="o", markersize=5, linewidth=2.5, clip_on=False)
         low, high = ([row[end] for row in line] for end in ("low", "high"))
         axis.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
         axis.annotate(
@@ -69,12 +69,17 @@ def draw(path: Path = PICTURE) -> None:
             xytext=(8, shift),
             textcoords="offset points",
             color=colour,
+            fontsize=12,
             fontweight="bold",
+            annotation_clip=False,
         )
     axis.set_xscale("log", base=2)
     ticks = sorted({row["k"] for row in rows})
     axis.set_xticks(ticks, map(str, ticks))
-    axis.set(xlabel="k, attempts at a problem", ylabel="pass@k", xlim=(0.95, ticks[-1] * 2.6))
+    axis.tick_params(labelsize=12)
+    axis.xaxis.label.set_size(12)
+    axis.yaxis.label.set_size(12)
+    axis.set(xlabel="k, attempts at a problem", ylabel="pass@k", xlim=(0.95, ticks[-1]))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     write_table(path.with_suffix(".csv"), rows)

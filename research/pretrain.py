@@ -35,7 +35,7 @@ import torch
 import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from research.problems import arithmetic_fresh, countdown, countdown_fresh
+from research.problems import countdown, fresh
 from research.problems.fork import DIALECTS
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.grading.checker import Checker
@@ -85,8 +85,8 @@ CORPORA = {
     "fresh": Corpus(
         module=arithmetic,
         dials=_ARITHMETIC_DIALS,
-        pairs=arithmetic_fresh.pretraining_pairs,
-        test=lambda: arithmetic_fresh.problems("test"),
+        pairs=fresh.ARITHMETIC.pretraining_problems,
+        test=lambda: fresh.ARITHMETIC.problems("test"),
     ),
     "countdown": Corpus(
         module=countdown,
@@ -98,16 +98,16 @@ CORPORA = {
     "countdown-fresh": Corpus(
         module=countdown,
         dials=_COUNTDOWN_DIALS,
-        pairs=countdown_fresh.pretraining_problems,
-        test=lambda: countdown_fresh.problems("test"),
+        pairs=fresh.COUNTDOWN.pretraining_problems,
+        test=lambda: fresh.COUNTDOWN.problems("test"),
         checker=COUNTDOWN,
     ),
     **{
         name: Corpus(
             module=dialect,
             dials=("ROUTES", "way", "LETTERS", "NUM_LETTERS"),
-            pairs=arithmetic_fresh.pretraining_pairs,
-            test=lambda: arithmetic_fresh.problems("test"),
+            pairs=fresh.ARITHMETIC.pretraining_problems,
+            test=lambda: fresh.ARITHMETIC.problems("test"),
         )
         for name, dialect in DIALECTS.items()
     },

@@ -9,10 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from research.data import COUNTDOWN_MODEL, DATA, FRESH_COUNTDOWN_MODEL, FRESH_MODEL
-from research.problems import arithmetic_forms
-from research.problems import arithmetic_fresh as arithmetic_anew
+from research.problems import arithmetic_forms, fresh
 from research.problems import countdown as first_countdown
-from research.problems import countdown_fresh as countdown_anew
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.countdown import COUNTDOWN
 from sage_unsloth.grading.mathematics import MATH
@@ -36,16 +34,7 @@ def arithmetic_in_other_forms() -> Task:
 
 def arithmetic_fresh() -> Task:
     """The embedded task on problems, and with a base model, that nothing else was tried on."""
-    test = arithmetic_anew.problems("test")
-    return replace(
-        arithmetic_task(),
-        name="arithmetic-fresh",
-        title="embedded arithmetic drawn anew, 0.7 M parameters",
-        model=str(DATA / FRESH_MODEL),
-        sft_rows=arithmetic_anew.problems("sft"),
-        rows=arithmetic_anew.problems("train"),
-        benchmarks=(_benchmark("arithmetic-fresh", test, guess_product, MATH),),
-    )
+    return _drawn_anew(arithmetic_task(), fresh.ARITHMETIC, FRESH_MODEL, guess_product)
 
 
 def countdown() -> Task:
@@ -68,16 +57,7 @@ def countdown() -> Task:
 
 def countdown_fresh() -> Task:
     """Countdown on problems, and with a base model, that nothing else was tried on."""
-    test = countdown_anew.problems("test")
-    return replace(
-        countdown(),
-        name="countdown-fresh",
-        title="embedded countdown drawn anew, 0.7 M parameters",
-        model=str(DATA / FRESH_COUNTDOWN_MODEL),
-        sft_rows=countdown_anew.problems("sft"),
-        rows=countdown_anew.problems("train"),
-        benchmarks=(_benchmark("countdown-fresh", test, guess_working, COUNTDOWN),),
-    )
+    return _drawn_anew(countdown(), fresh.COUNTDOWN, FRESH_COUNTDOWN_MODEL, guess_working)
 
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -102,6 +82,21 @@ def guess_working(row: dict) -> float:
     by_way = first_countdown.workings(tuple(map(int, numbers.split(","))))
     values = [value for made in by_way.values() for _, value in made]
     return values.count(int(target)) / len(values)
+
+
+def _drawn_anew(
+    task: Task, language: fresh.Fresh, model: str, guess: Callable[[dict], float]
+) -> Task:
+    name = f"{task.name}-fresh"
+    return replace(
+        task,
+        name=name,
+        title=task.title.replace(",", " drawn anew,"),
+        model=str(DATA / model),
+        sft_rows=language.problems("sft"),
+        rows=language.problems("train"),
+        benchmarks=(_benchmark(name, language.problems("test"), guess, task.verifier),),
+    )
 
 
 def _benchmark(

@@ -43,7 +43,11 @@ def test_what_the_page_says_is_replaced_is():
     for name in ("names.FUNCTION", "names.ENTROPY_MASK", "names.SCORER_WITH_ENTROPY"):
         assert name in seam
     code = section().split("```text\n")[1].split("```")[0].splitlines()
-    assert sum("# replaced" in line for line in code) == 3
+    called = re.findall(r"(\w+?)(…?)\(", "\n".join(code[1:4]))
+    scorer, mask, function = called
+    assert names.SCORER_WITH_ENTROPY.startswith(scorer[0]) and scorer[1]
+    assert (mask[0], function[0]) == (names.ENTROPY_MASK, "apply")
+    assert f"{names.FUNCTION}.apply" in code[3] and "replaced" in code[3]
     assert 8 <= len(code) <= 12
 
 

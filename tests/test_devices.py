@@ -434,7 +434,7 @@ def make_teacher(trainer):
     yield teacher.to(next(trainer.model.parameters()).device).eval()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_a_step_of_unsloths_trainer_is_the_one_on_the_cpu(make_trainer, composition, monkeypatch):
     check_step(make_trainer, composition, monkeypatch)

@@ -223,6 +223,7 @@ for attempt in (1, 2):
 """
 
 
+@pytest.mark.long
 def test_a_restart_is_asked_for_only_where_a_loaded_package_changed(image):
     wheels = image[0] / "wheels"
     make_wheel(wheels, "loaded", "1.0")

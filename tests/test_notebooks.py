@@ -41,6 +41,7 @@ def test_outputs_that_code_alone_decides_are_those_of_today(source):
     assert build.stale_outputs(committed) == [], "run python notebooks/build.py"
 
 
+@pytest.mark.long
 def test_an_output_of_older_code_is_noticed():
     """Notebook 02 once listed 14 algorithms when there were 21."""
     committed = nbformat.read(build.HERE / "02_rlvr.ipynb", 4)

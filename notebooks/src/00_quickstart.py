@@ -16,19 +16,19 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/00_quickstart.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/00_quickstart.ipynb)
 #
-# **At the end you have** a model fine-tuned on worked solutions, the same model trained by GRPO and
-# by SAGE-Branch through Unsloth's own fast GRPO loss, and pass@k of all of them on held-out
-# problems, with intervals.
+# **At the end you have** three models: one fine-tuned on worked solutions (SFT), and that model
+# trained further with GRPO and with SAGE-Branch, by Unsloth's own fast GRPO loss. You also have
+# pass@k of all three on held-out problems, with intervals.
 #
-# **Cost.** No GPU, no account, about 2 GB of memory. The run in this file took the time that it
-# prints below, on one of two CPU cores; on a GPU it has not been measured. Installing takes a few
-# minutes and about 7 GB of disk.
+# **Cost.** No GPU, no account, about 2 GB of memory. The run shown here used one of two CPU cores
+# and prints its time below; on a GPU it has not been measured. Installing takes a few minutes and
+# about 7 GB of disk.
 
 # %% [markdown]
 # ## Install
-# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
-# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
-# kernel had loaded, it asks you to restart once and run all cells again.
+# Does nothing if everything is installed. Otherwise it checks the GPU and the packages of the
+# image, prints which ones stay and why, and installs the rest. If it replaced a package that was
+# already loaded, it asks you to restart the kernel once and run all cells again.
 
 # %%
 import importlib.util
@@ -43,9 +43,9 @@ from sage_unsloth import hosted
 hosted.install()
 
 # %% [markdown]
-# `doctor` says what this machine has, what is missing, and the remedy. Every check should begin
-# with `ok` or `warn`. Without a GPU, Unsloth's own lines about xformers, bfloat16 and faster
-# finetuning are harmless.
+# `doctor` lists what this machine has, what is missing and how to fix it. Every line should begin
+# with `ok` or `warn`. Without a GPU, you can ignore Unsloth's own messages about xformers, bfloat16
+# and faster finetuning.
 
 # %%
 from sage_unsloth import doctor
@@ -59,11 +59,12 @@ SMOKE = False  # True: a minute, and only shows that everything works; its figur
 
 # %% [markdown]
 # ## The task
-# Each problem is a product, and there is more than one way to it. The usual way splits at the ten;
-# the rare way rounds up and subtracts. The base model does not know the times table from 7 on, so
-# for some problems only the rare way works, and those are scarce in the training set. Sharpening
-# the usual way can then *lose* problems that the base model solved now and then: pass@1 rises,
-# pass@k (right at least once in k tries) falls. That is the question SAGE asks.
+# Each problem is a multiplication, and there is more than one way to solve it. The usual way splits
+# off the tens: 18·4 = 10·4 + 8·4. The rare way rounds up and subtracts: 18·4 = 20·4 − 2·4. The base
+# model does not know the times table from 7 on, so some problems can be solved only in the rare
+# way, and there are few of them in the training set. If training sharpens the usual way, the model
+# can *lose* problems that it used to solve now and then: pass@1 rises, and pass@k (solved at least
+# once in k tries) falls. SAGE aims to prevent that.
 
 # %% tags=["reproduced"]
 from collections import Counter
@@ -84,9 +85,10 @@ show_table(
 )  # problems of each family
 
 # %% [markdown]
-# ## The trainer and the guide, once in view
-# This is all that SAGE adds to a trainer: a guide, and `guided_kl` around `train`. Two steps here,
-# from the base model; the quickstart below does the same for 100 steps, twice, after SFT.
+# ## The trainer and the guide in a few lines
+# SAGE adds only two things to a trainer: a guide, and `guided_kl` around `train`. Here you see two
+# steps from the base model. The quickstart below first runs SFT and then trains 100 steps, once
+# with the guide and once without.
 
 # %%
 from sage_unsloth import (
@@ -128,8 +130,9 @@ show_table([{name: row[name] for name in ("step", "reward", "kl/ref_k3")} for ro
 # %% [markdown]
 # ## Train and evaluate
 # SFT on worked solutions teaches the format. GRPO and SAGE-Branch then start from the same model,
-# with the same problems, seeds and settings; they differ in the KL anchor alone, which SAGE-Branch
-# multiplies by $q_t = 1 + 0.3 \max(0, H_t - 1.2)$, $H_t$ being the entropy before token $t$.
+# with the same problems, seeds and settings. Only the target of the KL penalty differs: SAGE-Branch
+# multiplies it by $q_t = 1 + 0.3 \max(0, H_t - 1.2)$, where $H_t$ is the policy's entropy at token
+# $t$.
 
 # %%
 from sage_unsloth import quickstart
@@ -140,10 +143,11 @@ print("\nSeconds spent:", report["seconds_this_time"])
 
 # %% [markdown]
 # ## See that it worked
-# - The reward climbs for both. If it stays flat, look at `metrics.jsonl` for
-#   `frac_reward_zero_std`: a group whose completions all got the same reward has zero advantage.
-# - The KL starts at 0: the reference is the SFT model itself.
-# - The guide of SAGE-Branch is above 1. GRPO has none; its entropy is logged by the same code.
+# - The reward should rise for both. If it stays flat, look at `frac_reward_zero_std` in
+#   `metrics.jsonl`: if all completions of a group have the same reward, the model learns nothing
+#   from it.
+# - The KL starts at 0, since the reference is the SFT model itself.
+# - The mean of SAGE-Branch's guide is above 1. GRPO has no guide.
 
 # %%
 from IPython.display import Image
@@ -152,21 +156,21 @@ Image(OUT / "training.png")
 
 # %% [markdown]
 # ## pass@k
-# Bands are 95 % intervals over problems. Two curves whose bands overlap may still differ,
-# because both models answered the same problems: the paired differences in the table above are the
-# test.
+# Bands are 95 % intervals over problems. Two curves may differ even if their bands overlap, because
+# both models answered the same problems. Look at the paired differences in the table above instead.
 #
-# **One run, one training seed. Over eight seeds SAGE-Branch and GRPO do not differ: +.000 [−.002,
-# +.002] at pass@1 and −.001 [−.014, +.012] at pass@32 ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
-# What one run shows beyond that is luck.**
+# **This is one run with one training seed. Over eight seeds SAGE-Branch and GRPO do not differ:
+# +.000 [−.002, +.002] at pass@1 and −.001 [−.014, +.012] at pass@32
+# ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
+# Any larger difference in one run is luck.**
 
 # %%
 Image(OUT / "pass_at_k.png")
 
 # %% [markdown]
 # ## What the models wrote
-# The `rare` problem that SFT solved most often: each model's first samples, its first right one,
-# and how many are right.
+# This is the `rare` problem that the SFT model solved most often. For each model you see the first
+# samples, the first correct one, and how many are correct.
 
 # %%
 import json
@@ -193,9 +197,12 @@ for name in quickstart.MODELS:
 
 # %% [markdown]
 # ## Next
-# - Your own questions, on a free T4 or here: [notebook 06](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/06_your_own_questions.ipynb).
-# - The same models with every problem's samples: [notebook 03](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
-#   and [notebook 04](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/04_analysis.ipynb).
-# - Your own guide is any object with a method `log_guide` and a set `needs`
-#   ([a page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/guides.md#your-own-guide)).
-# - The same run as a command: `python -m sage_unsloth quickstart --out runs/quickstart`.
+# - Train on your own questions, on a free T4 or here: [notebook
+#   06](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/06_your_own_questions.ipynb).
+# - Look deeper into the same models: [notebook
+#   03](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb) and
+#   [notebook
+#   04](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/04_analysis.ipynb).
+# - Write your own guide, an object with a method `log_guide` and a set `needs`
+#   ([guides](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/guides.md#your-own-guide)).
+# - Run the same from the command line: `python -m sage_unsloth quickstart --out runs/quickstart`.

@@ -16,21 +16,22 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/01_sft.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/01_sft.ipynb)
 #
-# **At the end you have** an adapter and a merged model that work inside `<start_working_out>` …
-# `<SOLUTION>` and end there, a table of how many completions are in that format before and after,
-# and the command of the next stage.
+# **At the end you have** an adapter and a merged model that answer in the format
+# `<start_working_out>` … `<SOLUTION>` and then stop, a table of how many completions had that
+# format before and after, and the command for the next stage.
 #
-# **Cost.** The card decides what is trained: Qwen2.5-Math-7B on 24 GB or more, Qwen3-1.7B on a T4,
-# the embedded model without a GPU. Time and memory on a GPU are **not measured**, no GPU has run
-# this yet. The run in this file is the embedded model on a CPU: the time is printed below.
+# **Cost.** The GPU decides which model is trained: Qwen2.5-Math-7B with 24 GB or more, Qwen3-1.7B
+# on a T4, the tiny embedded model without a GPU. Time and memory on a GPU were **not measured**; no
+# GPU has run this yet. The outputs shown here are the embedded model's on a CPU, with the time
+# below.
 #
 # If the runtime disconnects, run all cells again: training resumes from the last checkpoint.
 
 # %% [markdown]
 # ## Install
-# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
-# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
-# kernel had loaded, it asks you to restart once and run all cells again.
+# Does nothing if everything is installed. Otherwise it checks the GPU and the packages of the
+# image, prints which ones stay and why, and installs the rest. If it replaced a package that was
+# already loaded, it asks you to restart the kernel once and run all cells again.
 
 # %%
 import importlib.util
@@ -50,9 +51,9 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
-# ## What this card trains
-# The memory plan of the card that is there chooses the model, its bits and its lengths: the first
-# of these models that fits in 16 bits, else in 4.
+# ## What this GPU can train
+# The memory plan for your GPU chooses the first of these models that fits in 16 bits, or else in 4
+# bits, and the lengths.
 
 # %%
 from sage_unsloth import plan_for_card
@@ -62,9 +63,9 @@ card
 
 # %% [markdown]
 # ## Parameters
-# One cell decides everything below: the settings of Table 7 with a GPU, and without one those of
-# the embedded model, which trains in a minute. `RUNS` is the place that this machine keeps: Google
-# Drive on Colab once you mount it (`from google.colab import drive;
+# All settings are in this cell: the paper's (Table 7) with a GPU, and without one those of the
+# embedded model, which trains in a minute. `RUNS` is a folder that survives the session: Google
+# Drive on Colab after you mount it (`from google.colab import drive;
 # drive.mount("/content/drive")`), `/kaggle/working` on Kaggle, `runs` elsewhere.
 
 # %% tags=["parameters"]
@@ -88,11 +89,12 @@ SEED = 3407
 
 # %% [markdown]
 # ## Model
-# On a GPU `load_policy` is Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
-# without one, transformers and peft. Either way the tokenizer gets the [project's chat template](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/train.md#prompts-tags-and-chat-templates),
-# and a pad token that is not its EOS: Unsloth finds the end of a completion by the pad token.
-# Change `targets` to put the adapter elsewhere. After a finished run the cell loads what was
-# trained.
+# On a GPU, `load_policy` calls Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
+# without one it uses transformers and peft. Either way the tokenizer gets the [project's chat
+# template](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/train.md#prompts-tags-and-chat-templates),
+# and a pad token that differs from EOS, because Unsloth finds the end of a completion by the pad
+# token. `targets` chooses the layers that get an adapter. After a finished run this cell loads the
+# trained adapter.
 
 # %%
 from sage_unsloth import LoraSettings, load_policy, load_unsloth
@@ -116,10 +118,11 @@ model.print_trainable_parameters()
 
 # %% [markdown]
 # ## Data
-# A row is kept where its answer is a number, its prompt takes at most half of `MAX_LENGTH`, and all
-# of it fits, its end-of-sequence token included: a model that never saw the end of a solution never
-# ends one. The table counts what each filter leaves. A file of your own has `columns=`
-# ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md)).
+# A row is used if its answer is a number, its prompt takes at most half of `MAX_LENGTH`, and the
+# whole text fits, including the end-of-sequence token. A model that never sees the end of a
+# solution does not learn to stop. The table counts the rows that each filter left. For your own
+# file pass `columns=` ([your own
+# data](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md)).
 
 # %%
 from sage_unsloth import load_dataset
@@ -136,8 +139,8 @@ data = load_dataset(
 data
 
 # %% [markdown]
-# The system prompt names the tags of working and answer, and the solution is written so. TRL's
-# trainer takes rows of `prompt` and `completion`; the chat template adds the system prompt where a
+# The system prompt names the tags for reasoning and answer, and the solution uses them. TRL's
+# trainer takes rows of `prompt` and `completion`; the chat template adds the system prompt if a
 # conversation has none.
 
 # %%
@@ -148,8 +151,8 @@ print(
 
 # %% [markdown]
 # ## Before
-# Four completions of each held-out problem at temperature 1, from the model as it is: the adapter's
-# B is still 0. What was drawn stays on disk and is not drawn again.
+# The untrained model writes four completions of each held-out problem at temperature 1. They are
+# saved, so a second run of this cell does not sample again.
 
 # %%
 from sage_unsloth import preview
@@ -199,10 +202,9 @@ args = SFTConfig(
 
 # %% [markdown]
 # ## Trainer
-# `training.sft_trainer_class()` is `trl.SFTTrainer`, Unsloth's version of it on a GPU; without one,
-# the same with the model's own loss, since TRL computes it in a kernel for GPUs. The trainer gets a
-# copy of the tokenizer, because it sets padding in its own. What the first row is trained on must
-# end in EOS:
+# `training.sft_trainer_class()` is `trl.SFTTrainer`: Unsloth's version on a GPU, and without one
+# TRL's, with the model's own loss, because TRL's needs a GPU kernel. The trainer gets a copy of the
+# tokenizer, because it changes the padding. The text that the first row teaches must end in EOS:
 
 # %%
 import copy
@@ -219,10 +221,10 @@ assert learned.endswith(tokenizer.eos_token), "the row was cut: raise MAX_LENGTH
 
 # %% [markdown]
 # ## Train
-# `train` is `trainer.train()` with every step's metrics in `metrics.jsonl` before the next one, a
-# plot that grows, and an end that saves first when you interrupt the kernel. If the runtime
-# disconnects, run all cells again: it resumes from the newest complete checkpoint. At the end the
-# adapter is merged into its base.
+# `train` calls `trainer.train()`. It also writes each step's metrics to `metrics.jsonl`, updates a
+# plot, and saves a checkpoint if you interrupt the kernel. If the runtime disconnects, run all
+# cells again: training resumes from the newest complete checkpoint. At the end the adapter is
+# merged into its base.
 
 # %%
 from sage_unsloth import train
@@ -230,11 +232,12 @@ from sage_unsloth import train
 steps = train(trainer, OUT, name="SFT", merge_with=tokenizer)
 
 # %% [markdown]
-# ## Look
+# ## Compare before and after
 # The same problems again, with the trained adapter:
-# - *In format* should be near 1 after SFT: what is not in the solution tag cannot be rewarded.
-# - *Right* should be neither 0 nor 1: RL learns from problems that are solved sometimes.
-# - *Cut* completions never ended. If there are many, the rows are too long for `MAX_LENGTH`, or
+# - *In format* should be near 1 after SFT: an answer outside the solution tag cannot be rewarded.
+# - *Right*, the share of correct answers, should be neither 0 nor 1: RL learns from problems that
+#   are sometimes solved.
+# - *Cut* completions were truncated. If there are many, the rows are too long for `MAX_LENGTH`, or
 #   there were too few of them.
 
 # %% tags=["outline"]
@@ -273,16 +276,16 @@ figure.savefig(OUT / "training.png", dpi=130)
 #
 # | what you see | what to do |
 # |---|---|
-# | the filters leave few rows | raise `MAX_LENGTH`, as far as the card allows |
+# | the filters leave few rows | raise `MAX_LENGTH`, as far as memory allows |
 # | out of memory | `LOAD_IN_4BIT = True`, or a smaller `MAX_LENGTH`; restart the kernel |
-# | many completions are cut, few in format | more steps; look at the rows: do they end? |
+# | many completions are truncated, few in format | more steps; check that the rows end in EOS |
 # | the loss jumps | a smaller `LEARNING_RATE` |
-# | after a disconnect it starts anew | there was no checkpoint yet: a smaller `SAVE_STEPS` |
+# | after a disconnect it starts from step 0 | there was no checkpoint yet: a smaller `SAVE_STEPS` |
 
 # %% [markdown]
 # ## The merged model
-# RL starts from this model and its reference π_ref, "adapter
-# off", is this model too. The folder is an ordinary model: transformers loads it.
+# RL starts from this merged model, and its reference π_ref (the model with RL's adapter off) is
+# this model too. The folder is an ordinary model that transformers can load.
 
 # %% tags=["outline"]
 print(*sorted(path.name for path in (OUT / "model").iterdir()))
@@ -293,9 +296,9 @@ print(*sorted(path.name for path in (OUT / "model").iterdir()))
 # python -m sage_unsloth sft --model qwen2.5-math-7b --out runs/sft
 # python -m sage_unsloth sft --model arithmetic-base --out runs/sft      # without a GPU
 # ```
-# It also plans, checks the folder, and records settings, versions and digests in `run.json`, so
-# that `train --from runs/sft` and `export` know where the model is from.
+# The command also checks memory and the folder, and records settings, versions and digests in
+# `run.json`, which `train --from runs/sft` and `export` read.
 #
 # ## Next
 # [notebook 02](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
-# trains on from here by reinforcement learning.
+# continues from here with reinforcement learning.

@@ -11,30 +11,29 @@
 # ---
 
 # %% [markdown]
-# # 02 · RLVR: GRPO, SAGE and the rest of the table, from one notebook
+# # 02 · RLVR: train with GRPO, SAGE or any other algorithm
 #
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb)
 #
-# **At the end you have** a trained adapter, every step's metrics, samples of graded completions,
-# and have seen each part that you may want to change: model, data, reward, guide, configuration.
+# **At the end you have** a trained adapter, the metrics of every step and graded completions. You
+# will also know each part that you may want to change: model, data, reward, guide, configuration.
 #
-# **Cost.** On a GPU **not measured**, no GPU has run this yet; the first step tells the time. The
-# run in this file is the embedded model on a CPU, about four minutes.
+# **Cost.** On a GPU it was **not measured**; no GPU has run this yet, and the first step shows the
+# time per step. The outputs shown here are the embedded model's on a CPU, about four minutes.
 #
-# **It needs no other notebook.** It starts from the model that notebook 01 left in the runs
-# folder. Where there is none (every Colab tab is its own machine), it starts from
-# Llama-3.2-1B-Instruct, or, without a GPU, it first teaches the embedded model the format, half a
-# minute.
+# **It needs no other notebook.** It starts from the model of notebook 01 if the runs folder has
+# one. Otherwise (every Colab tab is its own machine) it starts from Llama-3.2-1B-Instruct. Without
+# a GPU it first teaches the embedded model the format, which takes half a minute.
 #
 # If the runtime disconnects, run all cells again: training resumes from the last checkpoint, with
 # the same guide, data order and random state.
 
 # %% [markdown]
 # ## Install
-# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
-# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
-# kernel had loaded, it asks you to restart once and run all cells again.
+# Does nothing if everything is installed. Otherwise it checks the GPU and the packages of the
+# image, prints which ones stay and why, and installs the rest. If it replaced a package that was
+# already loaded, it asks you to restart the kernel once and run all cells again.
 
 # %%
 import importlib.util
@@ -54,9 +53,9 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
-# ## What this card trains
-# The memory plan of the card that is there chooses the model, its bits, the engine of the rollouts
-# and the sizes.
+# ## What this GPU can train
+# The memory plan for your GPU chooses the model, 4 or 16 bits, the engine for rollouts, and the
+# sizes.
 
 # %%
 from sage_unsloth import plan_for_card
@@ -67,9 +66,9 @@ card
 
 # %% [markdown]
 # ## Parameters
-# One cell decides everything below: Table 8 with a GPU, and without one the settings of the
-# embedded model, which trains in four minutes. Change a guide, a reward or any field of TRL's
-# `GRPOConfig` in its own cell further down.
+# These settings apply to everything below: the paper's (Table 8) with a GPU, and without one those
+# of the embedded model, which trains in four minutes. Guide, reward and the other fields of TRL's
+# `GRPOConfig` have their own cells further down.
 
 # %% tags=["parameters"]
 from sage_unsloth import prompts
@@ -94,12 +93,12 @@ SAVE_STEPS = 50 if GPU else 20  # optimizer steps between checkpoints
 SEED = 3407
 
 # %% [markdown]
-# What a run of this size needs of a card's memory, and what to change where it does not fit:
+# To see how much memory a run of this size needs, and what to change if it does not fit, run
 # `python -m sage_unsloth plan --model qwen2.5-math-7b`.
 #
 # ## A model that knows the format
-# RL can only reward an answer that it finds. The embedded base model rarely writes the tags, so it
-# first learns them from worked solutions; an instruct model follows the system prompt.
+# RL can reward an answer only if it is between the tags. The embedded base model rarely writes
+# them, so it first learns them from worked solutions. An instruct model follows the system prompt.
 
 # %%
 from sage_unsloth import load_unsloth, training
@@ -111,9 +110,10 @@ if MODEL == "arithmetic-base":
 
 # %% [markdown]
 # ## Model
-# On a GPU `load_policy` is Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
-# without one, transformers and peft. The reference π_ref of the KL is this model with the adapter
-# off, so the policy starts as π_ref. After a finished run the cell loads what was trained.
+# On a GPU, `load_policy` calls Unsloth's `FastLanguageModel.from_pretrained` and `get_peft_model`;
+# without one it uses transformers and peft. The reference π_ref in the KL penalty is this model
+# with the adapter off, so policy and reference are equal at first. After a finished run this cell
+# loads the trained adapter.
 
 # %%
 from sage_unsloth import LoraSettings, load_policy
@@ -137,10 +137,11 @@ model, tokenizer = load_policy(
 
 # %% [markdown]
 # ## Data
-# Problems whose answer can be graded and whose prompt fits. TRL wants a column `prompt`; every
-# other column is passed to the rewards by its name. A file of your own needs nothing here: name it
-# in `DATA`, and in `COLUMNS` what its columns are for, those that your rewards read among them ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md)).
-# Rows that you make yourself are `{"problem": "…", "answer": "…"}`, the answer as text.
+# A problem is used if its answer can be graded and its prompt fits. TRL expects a column `prompt`
+# and passes every other column to the rewards by name. For your own file change nothing here: set
+# `DATA` to it, and `COLUMNS` to what its columns are, including those that your rewards read ([your
+# own data](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md)). Rows that you
+# write yourself are `{"problem": "…", "answer": "…"}`, with the answer as text.
 
 # %% tags=["outline"]
 from sage_unsloth import load_dataset
@@ -154,11 +155,13 @@ print(prompts.render_prompt(tokenizer, dataset[0]["prompt"]))
 
 # %% [markdown]
 # ## Reward
-# `"answer"` is 1 for a right answer between the tags of the solution, else 0, graded in worker
-# processes that can be killed ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/grading.md)).
-# A reward of your own is a function with TRL's signature; `brief` is one, and is not used until
-# you put it into the list. It pays for right answers alone: where all answers of a group are
-# wrong, any other reward would be all that is learned from, at any weight ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_reward.md)).
+# `"answer"` is 1 for a correct answer in the solution tag, otherwise 0. Grading runs in worker
+# processes that can be killed
+# ([grading](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/grading.md)). Your own
+# reward is a function with TRL's signature. `brief` below is an example, used only if you put it
+# into the list. It rewards only correct answers: in a group in which all answers are wrong, any
+# other reward would decide alone what is learned, at any weight ([your own
+# reward](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_reward.md)).
 
 # %%
 from sage_unsloth import Reward, extract_answer, rewards
@@ -185,21 +188,21 @@ for answer in (rows[0]["answer"], "7", "no idea"):
 # ## What one step does
 # **Group.** For each problem the model writes several completions: a group. Each gets a reward.
 #
-# **Advantage.** A completion's advantage is its reward minus the mean of its group, divided by
-# their standard deviation. Better than its group: more probable from now on. Worse: less. A group
-# whose rewards are all equal has zero advantage everywhere, so nothing is learned from it: a *dead
-# group*.
+# **Advantage.** A completion's advantage is its reward minus the mean of its group, divided by the
+# group's standard deviation. A completion that is better than its group becomes more probable, a
+# worse one less. If all rewards of a group are equal, every advantage is 0 and nothing is learned
+# from it: a *dead group*.
 #
-# **Clip.** The policy may be updated several times with the same completions. The ratio of new to
-# old probability of a token counts at most $1 \pm \epsilon$ (0.2) in the direction of the
-# advantage, so that one batch cannot move it far.
+# **Clip.** The policy may be updated several times with the same completions. The ratio of a
+# token's new probability to its old one is clipped at $1 \pm \epsilon$ ($\epsilon$ = 0.2) in the
+# direction of the advantage, so that one batch cannot move the policy far.
 #
-# **KL.** A term of weight β = 0.05 pulls each token back to the reference model
-# $\pi_\mathrm{ref}$, the model that RL started from. With $d = \log \pi_\mathrm{ref} - \log \pi$
-# it is $k_3 = e^d - d - 1$: zero where the two agree, and growing either way.
+# **KL.** A penalty with weight β = 0.05 pulls each token's probability back to that of the
+# reference $\pi_\mathrm{ref}$, the model that RL started from. With $d = \log \pi_\mathrm{ref} -
+# \log \pi$ it is $k_3 = e^d - d - 1$, which is 0 if the two agree and grows if they differ.
 #
-# **Guide.** SAGE multiplies $\pi_\mathrm{ref}$ by a guide $q$ before it is compared:
-# $d = \log q + \log \pi_\mathrm{ref} - \log \pi$. Where $q > 1$ the pull is stronger.
+# **Guide.** SAGE multiplies $\pi_\mathrm{ref}$ by a guide $q$ first: $d = \log q + \log
+# \pi_\mathrm{ref} - \log \pi$. Where $q > 1$ the pull is stronger.
 
 # %%
 import matplotlib.pyplot as plt
@@ -224,9 +227,10 @@ plt.show()
 
 # %% [markdown]
 # ## Guide
-# The KL anchor is q·π_ref. `BranchGuide` has q_t = 1 + ratio · max(0, H_t − threshold), at most
-# 1.4: a stronger pull to π_ref where the policy is undecided. `TokenGuide()`, `RandomGuide()` and
-# any object with `needs` and `log_guide` take its place; `None` is plain GRPO.
+# The target of the KL, the *anchor*, is q·π_ref. `BranchGuide` sets q_t = 1 + ratio · max(0, H_t −
+# threshold), at most 1.4, so the pull to π_ref is stronger where the policy is undecided. You can
+# use `TokenGuide()`, `RandomGuide()` or any object with `needs` and `log_guide` instead; `None` is
+# plain GRPO.
 
 # %%
 from sage_unsloth import BranchGuide
@@ -235,10 +239,10 @@ guide = BranchGuide(ratio=0.3, threshold=1.2)
 
 # %% [markdown]
 # ## Look before you train
-# Completions as training will sample them, with your rewards. Groups whose completions all get one
-# total have zero advantage (`dead_groups`); many of them call for easier problems, more SFT or more
-# completions of a prompt. A small `format_rate` calls for SFT, or for marks that the model writes
-# of itself ([page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/train.md#prompts-tags-and-chat-templates)).
+# These completions are sampled and rewarded as in training. If many groups are dead
+# (`dead_groups`), take easier problems, more SFT or more completions per prompt. If `format_rate`
+# is low, run SFT or use tags that the model already writes
+# ([tags](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/train.md#prompts-tags-and-chat-templates)).
 
 # %%
 from sage_unsloth import preview
@@ -263,8 +267,8 @@ look = preview(
 print(look)
 
 # %% [markdown]
-# Where would the guide act? Each dot is a token of these completions: its entropy H_t and the q_t
-# that the guide gives it. To the left of the threshold q is 1, and the KL is GRPO's own.
+# Where would the guide act? Each dot is a token of these completions, with its entropy H_t and the
+# guide's q_t. Left of the threshold q is 1, so the penalty is the same as in GRPO.
 
 # %% tags=["outline"]
 q = np.exp(look.log_guides)
@@ -280,10 +284,10 @@ figure.savefig(OUT / "guide.png", dpi=130)
 
 # %% [markdown]
 # ## Configuration
-# `grpo_config` is TRL's own `GRPOConfig`, as Unsloth generates it: any of its fields may be given
-# here. It differs from TRL's in defaults that would quietly train something else; these are marked
-# **!**, and set by `grpo_config` also where you leave them out. It also sets `generation_kwargs`,
-# by which no pad token is drawn (one that is sampled ends its completion for Unsloth).
+# `grpo_config` returns TRL's own `GRPOConfig`, as Unsloth generates it, and takes any of its
+# fields. Some of their defaults would silently train something else. `grpo_config` changes these
+# even if you leave them out; they are marked **!** below. It also sets `generation_kwargs` so that
+# pad tokens are never sampled, because Unsloth ends a completion at its first pad token.
 
 # %%
 from sage_unsloth import grpo_config
@@ -317,9 +321,9 @@ args = grpo_config(
 
 # %% [markdown]
 # ## Trainer
-# `trl.GRPOTrainer` is Unsloth's generated class by now. Had it copied the adapter as the reference,
-# π_ref would not be the model that you start from. (Without a GPU, what Unsloth says of "this GPU"
-# is of none.)
+# At this point `trl.GRPOTrainer` is the class that Unsloth generated. The assertion checks that it
+# did not copy the adapter as its reference: π_ref must be the model with the adapter off. (Without
+# a GPU, ignore what Unsloth says about "this GPU".)
 
 # %%
 from trl import GRPOTrainer
@@ -336,12 +340,12 @@ assert "ref" not in model.peft_config, "π_ref must be the model with the adapte
 # %% [markdown]
 # ## Predict, then train
 # Before you run the next cell, guess: does the reward rise at once or after a while? Does the KL
-# start at 0, and how far does it go? Does the entropy rise or fall? Write your guess down, and look
-# at the curves while they grow.
+# start at 0, and how far does it rise? Does the entropy rise or fall? Write your guess down, then
+# watch the curves.
 #
-# `guided_kl` puts the guide into Unsloth's loss while it is open. `record_run` keeps every step's
-# metrics in `metrics.jsonl` and saves first when you interrupt the kernel. If the runtime
-# disconnects, run all cells again: guide, data order and random state resume as they were.
+# While `guided_kl` is open, the guide acts in Unsloth's loss. `record_run` writes each step's
+# metrics to `metrics.jsonl` and saves a checkpoint if you interrupt the kernel. If the runtime
+# disconnects, run all cells again: guide, data order and random state are restored.
 
 # %%
 from sage_unsloth import guided_kl, record_run
@@ -355,11 +359,12 @@ assert abs(metrics[0]["kl/ref_k3"]) < 1e-3, "policy and π_ref were not one mode
 # %% [markdown]
 # ## See that it worked
 # Compare with your guess.
-# - The reward climbs. Flat? Look at *dead groups*.
-# - The KL starts at 0, since policy and reference are one model, and grows slowly. A jump means
-#   that the learning rate is too high.
-# - The loss says nothing: it starts near 0 and stays there, since advantages of a group sum to 0.
-# - Entropy that falls to 0 means the policy has stopped exploring; the guide is there to slow that.
+# - The reward rises. If it stays flat, look at *dead groups*.
+# - The KL starts at 0, since policy and reference are the same model, and grows slowly. If it
+#   jumps, the learning rate is too high.
+# - The loss stays near 0, since the advantages of a group sum to 0. It does not show progress.
+# - If the entropy falls to 0, the policy has stopped exploring. The guide is meant to slow that
+#   down.
 
 # %%
 from IPython.display import Image
@@ -370,8 +375,8 @@ show_table(training.course(metrics))
 Image(training.plot_training({"SAGE-Branch": metrics}, OUT / "training.png", f"seed {SEED}"))
 
 # %% [markdown]
-# Completions of the last step that was sampled (the first, and every 25th), with each reward where
-# you have several:
+# Completions are saved at the first step and every 25th. These are from the last of them, with each
+# reward if there are several:
 
 # %%
 import json
@@ -389,19 +394,19 @@ for row in [row for row in sampled if row["step"] == sampled[-1]["step"]][:4]:
 # |---|---|
 # | `frac_reward_zero_std` near 1 | easier problems, more SFT, or more `NUM_GENERATIONS` |
 # | `no answer` near 1 | the model does not write the tags: SFT first, or `tags=["boxed"]` |
-# | `completions/clipped_ratio` high | cut completions count as wrong: raise `MAX_COMPLETION` |
+# | `completions/clipped_ratio` high | truncated ones count as wrong: raise `MAX_COMPLETION` |
 # | `kl/ref_k3` jumps, reward falls | a smaller `LEARNING_RATE`, or a larger `BETA` |
 # | `sage/share_touched` is 0 | a lower threshold of the guide (see the plot above) |
 # | out of memory | a smaller `MICRO_BATCH`, `LOAD_IN_4BIT = True`, restart the kernel |
-# | `ContractError` | not a tested Unsloth: `python -m sage_unsloth doctor` |
+# | `ContractError` | an untested version of Unsloth: run `python -m sage_unsloth doctor` |
 #
 # ## The same as one command
 # ```
 # python -m sage_unsloth train --algorithm sage-branch --from runs/sft --out runs/sage-branch
 # ```
-# trains the same weights, and also plans, refuses what cannot fit, samples a preflight, writes
-# completions and `run.json`. Its other algorithms, each with its settings on
-# [a page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/algorithms.md):
+# This trains the same weights. It also checks the memory, samples a preflight, and writes
+# `run.json`. The other algorithms are listed here, and with their settings in [the
+# documentation](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/algorithms.md):
 
 # %% tags=["reproduced"]
 from sage_unsloth import training
@@ -411,5 +416,7 @@ print(*training.ALGORITHMS, sep=", ")
 # %% [markdown]
 # ## Next
 # Run this notebook again with `guide = None` and another `OUT`, and compare the two on held-out
-# problems in [notebook 03](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb):
-# training reward alone cannot show what was lost. Your own questions: [notebook 06](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/06_your_own_questions.ipynb).
+# problems in [notebook
+# 03](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb), because
+# the training reward does not show what was lost. To train on your own questions see [notebook
+# 06](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/06_your_own_questions.ipynb).

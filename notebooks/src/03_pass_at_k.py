@@ -11,24 +11,24 @@
 # ---
 
 # %% [markdown]
-# # 03 · pass@k that can be believed: base, SFT, GRPO and SAGE
+# # 03 · pass@k that you can trust: base, SFT, GRPO and SAGE
 #
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb)
 #
 # **At the end you have** pass@k of four models on the same problems with intervals, their paired
-# differences, the problems that only one of them solves, and an idea of what an interval does and
-# does not say.
+# differences, and the problems that only one of them solves. You will also know what an interval
+# says and what it does not.
 #
-# **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file is printed
-# below; on a GPU it has not been measured. It reads what notebook 00 left in the runs folder;
-# without that it trains the same small models first, about six minutes.
+# **Cost.** No GPU, no account, about 2 GB of memory. The run shown here prints its time below; on a
+# GPU it has not been measured. The notebook uses the models of notebook 00, or trains them first if
+# the runs folder does not have them, which takes about six minutes.
 
 # %% [markdown]
 # ## Install
-# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
-# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
-# kernel had loaded, it asks you to restart once and run all cells again.
+# Does nothing if everything is installed. Otherwise it checks the GPU and the packages of the
+# image, prints which ones stay and why, and installs the rest. If it replaced a package that was
+# already loaded, it asks you to restart the kernel once and run all cells again.
 
 # %%
 import importlib.util
@@ -65,8 +65,8 @@ SMOKE = False  # True: seconds, and only shows that everything works; its figure
 
 # %% [markdown]
 # ## The models
-# `NAME=PATH`, or `NAME=PATH+ADAPTER`. A quickstart that is complete is only reported, not trained
-# again.
+# A model is written as `NAME=PATH` or `NAME=PATH+ADAPTER`. If the quickstart has already run, it is
+# not trained again.
 
 # %%
 from sage_unsloth import quickstart
@@ -84,7 +84,7 @@ if MODELS is None:
 # ## The problems
 # `load_benchmark` knows `aime`, `amc23`, `math500-l5`, `minerva`, `knights-and-knaves:3`,
 # `reasoning-gym:TASK` and more, from the hub or from a file; a file of your own works the same way.
-# Here it is the held-out part of the embedded arithmetic. Do its problems stand in the embedded
+# Here we use the held-out problems of the embedded arithmetic task. Is any of them also in the
 # training set?
 
 # %%
@@ -98,9 +98,9 @@ for name in BENCHMARKS:
 
 # %% [markdown]
 # ## Step by step: two models
-# **Draw.** The prompt is the training prompt, and every completion has a random stream of its own,
-# made from the problem and the number of the sample: two models answer a problem from the same
-# stream. What is drawn is on disk, batch by batch.
+# **Sample.** The prompt is the training prompt. Every completion has its own random stream, which
+# depends only on the problem and the number of the sample, so two models answer a problem with the
+# same random numbers. Completions are saved batch by batch.
 
 # %%
 import json
@@ -117,8 +117,8 @@ records = {
 }
 
 # %% [markdown]
-# **Grade.** Each record has its answer, the gold and the grade, so that a grade can be looked at,
-# and changed by better rules without drawing again.
+# **Grade.** Each record has the extracted answer, the reference answer (the *gold*) and the grade.
+# So you can inspect a grade, and grade again with better rules without sampling again.
 
 # %%
 shown = ("problem_id", "sample", "completion", "extracted", "gold", "grade")
@@ -126,8 +126,8 @@ for name, found in records.items():
     print(name, {field: found[0][field] for field in shown}, sep="\n")
 
 # %% [markdown]
-# **Count.** Of the n samples of a problem c are right. pass@k = 1 − C(n−c, k) / C(n, k) is the
-# chance that k samples drawn from the n include a right one:
+# **Count.** If c of the n samples of a problem are correct, pass@k = 1 − C(n−c, k) / C(n, k) is the
+# probability that k of these samples, chosen at random, include a correct one:
 
 # %%
 from collections import Counter
@@ -149,8 +149,8 @@ for model, found in records.items():
     )
 
 # %% [markdown]
-# **Compare.** Both models answered the same problems, and what makes a problem hard for both
-# cancels in the difference: the interval of the difference is what to look at.
+# **Compare.** Both models answered the same problems, so what makes a problem hard for both cancels
+# in the difference. Look at the interval of the difference:
 
 # %%
 from sage_unsloth import evaluation
@@ -164,8 +164,8 @@ print(f"{second} - {first}: {found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3
 
 # %% [markdown]
 # ## All models in one call
-# The same for every model, benchmark and k. Stop this cell when you like: the next run draws what
-# is missing, and more samples later are added to these.
+# `evaluate` does this for every model, benchmark and k. You can stop this cell at any time: the
+# next run samples what is missing. If you ask for more samples later, they are added to these.
 
 # %%
 import time
@@ -185,10 +185,10 @@ print(report)
 
 # %% [markdown]
 # ## See that it worked
-# - `no answer` is the share of completions without a tag or a box, `cut` that of completions which
-#   reached the length limit. If either is large, pass@k measures the format or the limit, not the
-#   problems.
-# - The base model has no tag in part of its answers: SFT mostly teaches the form.
+# - `no answer` is the share of completions without a tag or a box, and `cut` the share that reached
+#   the length limit. If either is large, pass@k measures the format or the limit, not the model's
+#   skill.
+# - Some of the base model's answers have no tag: SFT mostly teaches the format.
 
 # %%
 from IPython.display import Image
@@ -197,11 +197,12 @@ Image(OUT / "pass_at_k.png")
 
 # %% [markdown]
 # ## How to read an interval
-# The problems at hand stand for all *problems of this kind*. Of 100 evaluations, each on problems
-# drawn anew, about 95 have a band that holds the mean over all of them. It is as wide as it is
-# because 100 problems are few; more samples per problem hardly make it narrower. The `±` in the
-# table is another thing, the spread over five parts of the samples on *these* problems, as papers
-# print it over evaluation seeds. It is much smaller, and it says nothing about other problems:
+# The test problems are a sample of all *problems of this kind*. If you repeated the evaluation 100
+# times with new problems, about 95 of the bands would contain the mean over all such problems. The
+# band is wide because 100 problems are few; more samples per problem hardly make it narrower. The
+# `±` in the table is something else: the spread over five parts of the samples on *these* problems,
+# as papers print it over evaluation seeds. It is much smaller, and it says nothing about other
+# problems:
 
 # %%
 from sage_unsloth import show_table
@@ -219,24 +220,25 @@ show_table(
 
 # %% [markdown]
 # ## Differences
-# Bands that overlap do not mean that two models are equal: both answered the same problems, and
-# what makes a problem hard for both cancels in the difference. A band of the difference that leaves
-# out 0 is what to look for, and `above 0` says which share of the difference's t distribution
-# favours the first model. All of it is about these two trained models: another training seed is
-# another model. To compare methods, train several seeds of each and give them one name, `--models
-# grpo=… grpo=… sage=… sage=…`; the intervals then hold for other seeds too.
+# If bands overlap, the two models may still differ: both answered the same problems, and what makes
+# a problem hard for both cancels in the difference. So check whether the band of the difference
+# contains 0. `above 0` is the share of the difference's t distribution that favours the first
+# model. All of this is about these two trained models; with another training seed you get other
+# models. To compare methods, train several seeds of each and give them one name, `--models grpo=…
+# grpo=… sage=… sage=…`; the intervals then hold for other seeds too.
 #
-# **One run, one training seed. Over eight seeds SAGE-Branch and GRPO do not differ: +.000 [−.002,
-# +.002] at pass@1 and −.001 [−.014, +.012] at pass@32 ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
-# What one run shows beyond that is luck.**
+# **This is one run with one training seed. Over eight seeds SAGE-Branch and GRPO do not differ:
+# +.000 [−.002, +.002] at pass@1 and −.001 [−.014, +.012] at pass@32
+# ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
+# Any larger difference in one run is luck.**
 
 # %%
 Image(OUT / "differences.png")
 
 # %% [markdown]
 # ## Coverage
-# The problems that one model alone solved at least once. At k = n a problem is one yes or no, and a
-# problem solved once in 64 draws may be luck: read names here, and trust the curves.
+# These problems were solved at least once by one model only. A problem that is solved once in 64
+# samples may be luck, so look here for examples, and trust the curves.
 
 # %%
 for benchmark, coverage in report["coverage"].items():
@@ -246,10 +248,12 @@ for benchmark, coverage in report["coverage"].items():
 
 # %% [markdown]
 # ## Is one method better than another?
-# Two models cannot say: another training seed is another model. `study` trains methods over seeds,
-# one process a run, and says which differences are more than luck. Here it has two methods, two
-# seeds and two steps, so it only shows what a report looks like; `--seeds 4` and your own `--data`
-# make it an answer (the page Study). A second call resumes, or only reports.
+# Two models cannot answer this, because another training seed gives other models. `study` trains
+# each method with several seeds, each run in its own process, and reports which differences are
+# more than luck. Here it runs two methods, two seeds and two steps, so it only shows what a report
+# looks like. For a real answer use `--seeds 4` and your own `--data`
+# ([study](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/study.md)). A second call
+# resumes, or prints the report again.
 
 # %%
 from sage_unsloth import study
@@ -265,7 +269,7 @@ found = study.study(
 )
 
 # %% [markdown]
-# The report is data too: every difference with its interval and what it says.
+# The report is also available as data, with every difference, its interval and its verdict.
 
 # %%
 for name, row in found["sets"]["test"]["points"].items():
@@ -278,5 +282,5 @@ for name, row in found["sets"]["test"]["points"].items():
 # - The same from the command line: `python -m sage_unsloth evaluate --models sft=PATH
 #   grpo=PATH+ADAPTER --benchmarks math500-l5 aime --n 256 --max-tokens 1024`. On a GPU with vLLM
 #   the base is loaded once for all adapters.
-# - `python -m sage_unsloth compare FOLDER FOLDER` reports on record sets that are there already, of
-#   other runs or other machines.
+# - `python -m sage_unsloth compare FOLDER FOLDER` reports on existing records, also from other runs
+#   or other machines.

@@ -16,21 +16,21 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/04_analysis.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/04_analysis.ipynb)
 #
-# **At the end you have**, from the files that a run left: how often each way of reasoning shows in
-# correct solutions, the course of training in thirds, solutions of SFT, GRPO and SAGE beside each
-# other, how improbable their responses are under the SFT model, and one page on which you can point
-# at a token and read what the guide made of it.
+# **At the end you have**, from the files of a run: how often each way of reasoning appears in
+# correct solutions, the training curves in thirds, solutions of SFT, GRPO and SAGE next to each
+# other, how improbable their responses are under the SFT model, and a page that shows for each
+# token what the guide did to it.
 #
-# **Cost.** No GPU, no account, about 2 GB of memory. The time of the run in this file, on one of
-# two CPU cores, is printed at its end; on a GPU it has not been measured. It reads what
-# notebook 00 left in the runs folder; without that it trains the same small models first, about six
+# **Cost.** No GPU, no account, about 2 GB of memory. The run shown here used one of two CPU cores
+# and prints its time at the end; on a GPU it has not been measured. The notebook uses the runs of
+# notebook 00, or trains them first if the runs folder does not have them, which takes about six
 # minutes.
 
 # %% [markdown]
 # ## Install
-# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
-# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
-# kernel had loaded, it asks you to restart once and run all cells again.
+# Does nothing if everything is installed. Otherwise it checks the GPU and the packages of the
+# image, prints which ones stay and why, and installs the rest. If it replaced a package that was
+# already loaded, it asks you to restart the kernel once and run all cells again.
 
 # %%
 import importlib.util
@@ -69,10 +69,10 @@ if not (TRAINED / "report.json").exists():
 OUT.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
-# ## What is there
-# `find_sources` looks for training logs and graded samples in any folders: of a quickstart, of
-# `train`, of `evaluate`. Nothing below looks at anything else until perplexity, which needs a
-# model.
+# ## Find the runs
+# `find_sources` looks for training logs and graded samples in the folders that `quickstart`,
+# `train` and `evaluate` wrote. The cells below use only these files, except perplexity and the
+# guide, which load a model.
 
 # %%
 sources = analysis.find_sources([TRAINED])
@@ -83,8 +83,9 @@ print("graded samples:", {name: len(records) for name, records in samples.items(
 
 # %% [markdown]
 # ## Ways of reasoning (Eq. 13)
-# Of each problem's *correct* solutions, the share that shows a pattern; then the mean over
-# problems. A pattern is a name and one or more regular expressions. These are the paper's:
+# For each problem, this computes the share of *correct* solutions that show a pattern, and then the
+# mean over problems. A pattern is a name with one or more regular expressions. These are the
+# paper's:
 
 # %% tags=["reproduced"]
 from sage_unsloth import analysis
@@ -93,9 +94,9 @@ for name, expressions in analysis.PATTERNS.items():
     print(f"{name}\n    " + "\n    ".join(expressions))
 
 # %% [markdown]
-# The embedded task has no words, but it has ways: the usual split at the ten, and rounding up,
-# which is rare and the only one that solves the `rare` problems. Add your own to the dict in the
-# same form.
+# The embedded task has no words, but it has two ways to solve a problem: the usual split at the
+# tens, and rounding up, which is rare and the only one that solves the `rare` problems. Add your
+# own patterns to the dict in the same form.
 
 # %%
 from IPython.display import HTML, Image, display
@@ -109,10 +110,11 @@ note = "embedded arithmetic; 95 % over problems with a correct solution"
 Image(analysis.plot_patterns(frequencies, OUT / "patterns.png", note))
 
 # %% [markdown]
-# **Read the counts first.** A frequency rests on the problems that *this* model solves, so two
-# models' frequencies are about different problems: one that begins to solve `rare` problems rounds
-# up more often even if it solves every other problem as before. The paired differences below keep
-# to the problems that both solve. They answer another question, and often give another number.
+# **Read the counts first.** A frequency is a mean over the problems that *this* model solves, so
+# two models' frequencies are about different problems. A model that begins to solve `rare` problems
+# rounds up more often, even if it solves every other problem as before. The paired differences
+# below use only the problems that both models solve. They answer a different question, and often
+# give a different number.
 
 # %%
 from sage_unsloth import evaluation
@@ -125,11 +127,11 @@ show_table(
 )
 
 # %% [markdown]
-# ## The course of training
-# Thirds of the optimizer steps, each with a 95 % interval from blocks of neighbouring steps. It
-# says how well the mean of *this* run's steps is known, and nothing about another seed. A *dead
-# group* is one whose completions all got the same reward: its advantages are zero, and with it the
-# gradient falls. The KL to q·π_ref is a generalised one, so only the KL to π_ref compares two runs.
+# ## Training in thirds
+# The optimizer steps are split into thirds, each with a 95 % interval from blocks of neighbouring
+# steps. The interval says how well the mean of *this* run's steps is known, and nothing about
+# another seed. In a *dead group* all completions have the same reward, so it adds nothing to the
+# gradient. The KL to q·π_ref is a generalised KL, so compare runs only by the KL to π_ref.
 
 # %%
 from sage_unsloth import training
@@ -143,16 +145,17 @@ curves = analysis.pass_at_k_curves("arithmetic", samples)
 Image(analysis.plot_dynamics(runs, curves, OUT / "dynamics.png", note))
 
 # %% [markdown]
-# **One run, one training seed. Over eight seeds SAGE-Branch and GRPO do not differ: +.000 [−.002,
-# +.002] at pass@1 and −.001 [−.014, +.012] at pass@32 ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
-# What one run shows beyond that is luck.**
+# **This is one run with one training seed. Over eight seeds SAGE-Branch and GRPO do not differ:
+# +.000 [−.002, +.002] at pass@1 and −.001 [−.014, +.012] at pass@32
+# ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
+# Any larger difference in one run is luck.**
 #
-# Training reward is pass@1 on the training problems. It says nothing about pass@k: compare the
-# first two panels.
+# The training reward is pass@1 on the training problems. It says nothing about pass@k, as the first
+# two panels show.
 #
 # ## Case studies
-# Picked by a rule and not by hand: the problems on which the two models differ most in how many
-# samples are right, and of each model the first right and the first wrong sample.
+# These are chosen by a rule, not by hand: the problems on which the two models differ most in the
+# number of correct samples, with each model's first correct and first wrong sample.
 
 # %%
 other = list(samples)[-1]
@@ -164,9 +167,9 @@ display(HTML("".join(analysis.case_table(case) for case in cases)))
 
 # %% [markdown]
 # ## Perplexity under the SFT model (Eq. 39)
-# How improbable is what a model writes now to the model that it started from? RL that only sharpens
-# keeps to the responses that were probable before: the right tail of its perplexities is cut off.
-# Scores are on disk after each batch.
+# How improbable are a model's responses under the model that it started from? If RL only sharpens
+# the model, it keeps to responses that were already probable, and high perplexities become rare.
+# Scores are saved after each batch.
 
 # %%
 from tqdm.auto import tqdm
@@ -202,9 +205,9 @@ Image(analysis.plot_perplexity(values, titles, OUT / "perplexity.png", note))
 
 # %% [markdown]
 # ## Where the guide acts
-# One completion of every problem (the first right one, else the first), scored once more under the
-# trained policy and its reference, and given to the guide that the run had, which is read from its
-# `run.json`. A working has four steps; the first one is the choice of the way.
+# We take one completion of every problem (the first correct one, or else the first), score it under
+# the trained policy and its reference, and apply the run's guide, which is read from `run.json`.
+# The reasoning has four steps; the first one chooses the way to solve the problem.
 
 # %%
 everything = analysis.case_studies(samples, other, AGAINST, len(problems), problems)
@@ -232,13 +235,13 @@ show_table(
 )
 
 # %% [markdown]
-# So look whether the guide is where the ways part. At the end of the run in this file it is not:
-# the entropy of that choice is below the threshold, and every token that the guide touches lies
-# inside a product. There the anchor holds the policy closer to the reference, and per token that is
-# all that Branch does: its q does not depend on which token comes next.
+# So does the guide act at this choice? At the end of the run shown here it does not: the entropy of
+# the choice is below the threshold, and every token that the guide changes is inside a product.
+# There it holds the policy closer to the reference. Per token that is all that Branch does, since
+# its q does not depend on which token comes next.
 #
-# The completion that the guide changes most, of all problems, as a figure. Bars below are log q:
-# where there is none, q is 1 and the KL is GRPO's own.
+# This figure shows the completion that the guide changes most. The bars below are log q. Without a
+# bar, q is 1 and the penalty is the same as in GRPO.
 
 # %%
 most = max(traces, key=lambda trace: sum(map(abs, trace.log_guides)))
@@ -247,8 +250,9 @@ print(f"{most.problem}: the guide touches {touched} of {len(most.tokens)} tokens
 Image(analysis.plot_trace(most, OUT / "tokens.png", repr(guide), guide.threshold))
 
 # %% [markdown]
-# And this one with those of the case studies as a page to point at, `tokens.html` in the folder:
-# one file that loads nothing and follows your system's dark or light.
+# `tokens.html` in the same folder shows this completion and those of the case studies, with values
+# when you point at a token. It is a single file that loads nothing and follows your system's light
+# or dark mode.
 
 # %%
 shown = [most, *(trace for trace in traces[: len(cases)] if trace is not most)]

@@ -16,26 +16,26 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/05_theory.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/05_theory.ipynb)
 #
-# **At the end you have** every statement about the method as a theorem, its check on policies so
-# small that all completions are listed, and a figure: which optimum the objective names, which
-# gradient the loss has, where training with it comes to rest, when the guide brings a rare answer
-# back, and when nothing can.
+# **At the end you have** every statement about the method as a theorem with a numerical check, on
+# policies so small that all completions can be listed. They answer five questions: which optimum
+# does the objective have? Which gradient does the loss have? Where does training with it converge?
+# When does the guide bring a rare answer back? When can nothing bring it back?
 #
-# **Cost.** No GPU, no model, no account; torch and matplotlib alone. The time of the run in this
-# file, beside other work, is printed at the end.
+# **Cost.** No GPU, no model, no account; only torch and matplotlib. The run shown here prints its
+# time at the end; the machine was busy.
 #
 # Notation: policy $\pi$, reference $\pi_\mathrm{ref}$, reward $r$, KL coefficient $\beta$, guide
 # $q = \prod_t q_t$, anchor $q\,\pi_\mathrm{ref}$, entropy $H$ in nats. Equation numbers are the
 # paper's (arXiv 2605.18864). A tree's policy has a logit for every token at every state (prefix),
-# and expectations are sums over all completions, in float64. What follows from that and what does
-# not is said at the end.
+# and expectations are sums over all completions, in float64. The last section says what follows
+# from this and what does not.
 
 # %% [markdown]
 # ## Install
-# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
-# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
-# kernel had loaded, it asks you to restart once and run all cells again. The theory is not in the
-# installed package: outside a clone this cell makes one.
+# Does nothing if everything is installed. Otherwise it checks the GPU and the packages of the
+# image, prints which ones stay and why, and installs the rest. If it replaced a package that was
+# already loaded, it asks you to restart the kernel once and run all cells again. The theory is not
+# part of the installed package, so outside a clone this cell clones the repository.
 
 # %%
 import importlib.util
@@ -79,9 +79,9 @@ OUT.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
 # ## A tree
-# The tree of this notebook: *a* is the usual way and nearly always right; *b* is rare, leads to a
-# state of eight equal tokens ($H = \log 8 = 2.08$ nats), and one of them is right, $y^*$ = `b0`.
-# `BranchGuide` sees that state and gives its tokens $q = 1 + 0.3 \cdot (2.08 - 1.2)$.
+# In this notebook's tree, *a* is the usual way and nearly always correct. *b* is rare and leads to
+# a state with eight equally likely tokens ($H = \log 8 = 2.08$ nats), one of which is correct,
+# $y^*$ = `b0`. `BranchGuide` sees that state and gives its tokens $q = 1 + 0.3 \cdot (2.08 - 1.2)$.
 
 # %%
 from research.theory.support import tree_example
@@ -102,7 +102,7 @@ for i in (0, 1, 2, 3, 10):
 show_table(rows)
 
 # %% [markdown]
-# ## 1. What the objectives want
+# ## 1. The optima of the objectives
 # **Theorem.** Over distributions on completions,
 #
 # - Eq. 2: $E_\pi[r] - \beta\,\mathrm{KL}(\pi \parallel \pi_\mathrm{ref})$ has its maximum at
@@ -149,10 +149,10 @@ for name, (optimum, terms) in optima.items():
 show_table(rows)
 
 # %% [markdown]
-# They differ in two things. Wrong answers: the reverse KL leaves them e^(−1/β) of their odds, the
-# forward KL about β of their probability. Odds between two right answers: Eq. 2 and Eq. 27 keep
-# π_ref's, whatever β, so neither brings back what is rare; an entropy bonus flattens them, among
-# wrong answers too; the guide multiplies them by q(y\*)/q(a+).
+# They differ in two ways. First, wrong answers keep e^(−1/β) of their odds with the reverse KL, and
+# about β of their probability with the forward KL. Second, the odds between two correct answers:
+# Eq. 2 and Eq. 27 keep those of π_ref for any β, so neither brings back a rare answer. An entropy
+# bonus flattens the odds, also among wrong answers. The guide multiplies them by q(y\*)/q(a+).
 
 # %%
 betas = [0.02 * 1.25**i for i in range(22)]
@@ -186,7 +186,7 @@ panels = [
 Image(plot_curves(panels, OUT / "optima.png", "The tree above; exact optima."))
 
 # %% [markdown]
-# ## 2. Which gradient is which
+# ## 2. The gradient of each penalty
 # **Theorem.** On-policy, for $d = \log f - \log \pi$ with an anchor $f$ held constant and $\sum$
 # over the next token:
 # - k3 *differentiated as a loss* has the expected gradient $-\sum f\, \nabla \log \pi$: a
@@ -301,7 +301,7 @@ note = "β = 0.5; guides at their defaults, step 0, one draw of the noise."
 Image(plot_anchors(panels, OUT / "anchors.png", note))
 
 # %% [markdown]
-# ## 5. Where the implemented loss comes to rest
+# ## 5. Where the implemented loss converges
 # **Theorem.** A per-token penalty without credit for later tokens rests, state by state from the
 # leaves, at
 #
@@ -346,10 +346,10 @@ show_table(rows)
 print(f"\nEq. 2 names {optima['Eq. 2'][0][star]:.6f}, Eq. 4 {eq4[star]:.6f}")
 
 # %% [markdown]
-# Two things that the paper leaves out. All four keep *more* of y\* than Eq. 4 asks for, since a
-# loss without credit does not see that *b* costs KL later. And Branch with k3 keeps **less** of it
-# than GRPO: the stronger pull at the eight tokens is a pull away from the one that is right, which
-# makes *b* less worth choosing. Eq. 4 promised the opposite.
+# The paper does not mention two consequences. All four keep *more* of y\* than Eq. 4 requires,
+# since a loss without credit does not see that *b* costs KL later. And Branch with k3 keeps
+# **less** of it than GRPO: the stronger pull at the eight tokens pulls away from the correct one,
+# so choosing *b* pays less. Eq. 4 promises the opposite.
 
 # %% [markdown]
 # ## 6. Sequence credit
@@ -461,7 +461,7 @@ for loss_type in ("dr_grpo", "grpo"):
 show_table(rows)
 
 # %% [markdown]
-# The shortest right answer (`ba`) gains what the longer ones lose.
+# The shortest correct answer (`ba`) gains what the longer ones lose.
 #
 # **Length.** Branch has $q_t \ge 1$, so $\prod_t q_t$ grows with the number of uncertain tokens,
 # and the objective of Eq. 6 pays for length. Centring, $\log q_t - m$ with $m$ the mean $\log q$
@@ -497,12 +497,12 @@ note = f"β = {BETA}; a right end, three wrong ones and going on at every token,
 Image(plot_curves([panel], OUT / "length.png", note))
 
 # %% [markdown]
-# ## 7. The strength of the penalty moves
+# ## 7. The strength of the penalty changes during training
 # **Theorem.** GRPO divides advantages by the group's standard deviation. In a large group the
 # update is then $1/\mathrm{sd}(r)$ times that of Eq. 6 at $\beta \cdot \mathrm{sd}(r)$: as the
-# policy gets better (or hopeless), the KL and the guide fade beside the reward. (In small groups
-# sd is an estimate, and the division biased.) The paper's β = 0.05 is a name for a strength that
-# each prompt sets anew.
+# policy gets better (or hopeless), the KL and the guide fade beside the reward. (In small groups sd
+# is an estimate, and the division biased.) So the paper's β = 0.05 means a different strength for
+# each prompt.
 #
 # **Check** the identity at policies that solve the prompt more and more often.
 
@@ -581,8 +581,8 @@ note = f"{TREES} random trees of up to 4 tokens; β = {BETA}, δ = 0.01, BranchG
 Image(plot_border(points, 0.01, OUT / "condition.png", note))
 
 # %% [markdown]
-# So the guide moves a border, by a factor that its clip and the number of uncertain tokens limit;
-# it does not open a region.
+# So the guide moves a border, by a factor that is limited by its clip and the number of uncertain
+# tokens. It does not open up new regions.
 #
 # **And its guide does not last.** The theorem holds q fixed. In training q_t is that of the
 # *current* policy, and when the policy has become sure among the eight tokens, their guide is 1.
@@ -632,7 +632,8 @@ for name, loss in losses.items():
 show_table(rows)
 
 # %% [markdown]
-# Branch is gone from both; Token, which ranks tokens within a completion, never falls silent.
+# Branch has no effect left in either. Token, which ranks tokens within a completion, always has
+# one.
 
 # %% [markdown]
 # ## 9. Mode seeking and mode covering
@@ -668,12 +669,12 @@ note = "0.7 N(−2.5, 0.8²) + 0.3 N(2.5, 0.8²); descent on the package's penal
 Image(plot_curves([panel], OUT / "gaussians.png", note))
 
 # %% [markdown]
-# Completions are no Gaussians: a softmax can hold every mode, so "seeking" is not forced on it.
-# What the figure says of the method is that GRPO's k3 pulls towards covering π_ref already, guide
-# or no guide.
+# Completions are no Gaussians: a softmax can hold every mode, so "seeking" is not forced on it. For
+# the method, the figure shows that GRPO's k3 already pulls towards covering π_ref, with or without
+# a guide.
 
 # %% [markdown]
-# ## 10. What is never drawn
+# ## 10. Completions that are never sampled
 # **Theorem.** Until $y^*$ is drawn, no update depends on its reward or its guide: a run with
 # $r(y^*) = 1$, $q(y^*) = 1.4$ and one with $r(y^*) = 0$, $q = 1$ are the same run, because an
 # update is a function of what was drawn. If $\pi(y^*)$ stayed at $p$, $n$ rollouts a step would
@@ -700,9 +701,9 @@ print(
 )
 
 # %% [markdown]
-# How often is it drawn at all, and if it is, is it reinforced (to twice its probability under
-# π_ref, or more)? Left, y\* is the only right answer; right, a usual answer (0.3) is right as well.
-# Bands: 95 % (Wilson) over runs.
+# How often is it sampled at all, and if it is, is it reinforced (to at least twice its probability
+# under π_ref)? On the left, y\* is the only correct answer. On the right, a usual answer (0.3) is
+# correct too. Bands: 95 % (Wilson) over runs.
 
 # %%
 from research.theory.support import wilson_interval
@@ -748,7 +749,7 @@ Image(plot_curves(panels, OUT / "support.png", note))
 print(f"{time.perf_counter() - started:.0f} s")
 
 # %% [markdown]
-# ## What this does and does not say
+# ## What this shows and what it does not
 # - Exact, and about the code that is run: the penalties are `sage_unsloth.objective.loss`, the
 #   guides `sage_unsloth.objective.guides`.
 # - Here each state has its own logits. A network shares parameters, so it generalises across states

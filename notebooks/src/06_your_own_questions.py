@@ -16,22 +16,22 @@
 # [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/sage-unsloth/sage_unsloth/blob/main/notebooks/06_your_own_questions.ipynb)
 # [![Kaggle](https://kaggle.com/static/images/open-in-kaggle.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/06_your_own_questions.ipynb)
 #
-# **At the end you have** a small model trained on questions of yours by GRPO, with a guide and
-# without, pass@k on questions that it never saw, before and after, its answer to any question you
-# type, and the files to take it with you.
+# **At the end you have** a small model trained on your questions with GRPO, once with a guide and
+# once without, and its pass@k on unseen questions before and after. You can ask it anything you
+# type, and download it.
 #
-# **Cost.** A free T4 is enough by arithmetic; time and memory there are **not measured**, no GPU
-# has run this yet. Without a GPU the embedded arithmetic model does the same in about five
-# minutes. **The outputs in this file are of a run of two steps: they show the form, and their
-# figures mean nothing.**
+# **Cost.** By calculation a free T4 is enough; time and memory there were **not measured**, and no
+# GPU has run this yet. Without a GPU the embedded arithmetic model does the same in about five
+# minutes. **The outputs shown here come from a run of two steps: they show what you will see, but
+# their numbers mean nothing.**
 #
 # If the runtime disconnects, run all cells again: training resumes from the last checkpoint.
 
 # %% [markdown]
 # ## Install
-# Does nothing if everything is installed. Otherwise it looks at the GPU and at what the image
-# brings, prints what it keeps and why, and installs the rest. If it replaced a package that the
-# kernel had loaded, it asks you to restart once and run all cells again.
+# Does nothing if everything is installed. Otherwise it checks the GPU and the packages of the
+# image, prints which ones stay and why, and installs the rest. If it replaced a package that was
+# already loaded, it asks you to restart the kernel once and run all cells again.
 
 # %%
 import importlib.util
@@ -51,9 +51,9 @@ from sage_unsloth import doctor
 assert doctor.run() == 0, "see the remedies above"
 
 # %% [markdown]
-# ## What this card trains
-# The first of these models that fits the card in 16 bits, else in 4. All have an adapter (LoRA), so
-# that a T4 trains them; put the one that you prefer first.
+# ## What this GPU can train
+# The first of these models that fits your GPU in 16 bits is used, or else in 4 bits. All are
+# trained with an adapter (LoRA), so a T4 is enough. Put the model that you prefer first.
 
 # %%
 from sage_unsloth import plan_for_card
@@ -79,9 +79,9 @@ SEED = 3407
 
 # %% [markdown]
 # ## Your questions
-# A file with a question and its answer in each line is all that is needed. This cell writes one,
-# as an example; then set `DATA = OUT / "mine.jsonl"` above. A `solution`, the working in words, is
-# only needed to teach the format.
+# All you need is a file with a question and its answer in each line. This cell writes an example;
+# to use it, set `DATA = OUT / "mine.jsonl"` above. A `solution`, the reasoning in words, is needed
+# only to teach the format.
 
 # %%
 import json
@@ -107,8 +107,8 @@ data
 
 # %% [markdown]
 # ## Before
-# The model as it is, on the test questions. Look at `no answer`: what is not between the tags of
-# the solution cannot be rewarded.
+# This evaluates the untrained model on the test questions. Look at `no answer`: an answer outside
+# the solution tag cannot be rewarded.
 
 # %%
 from sage_unsloth import evaluate
@@ -126,9 +126,9 @@ print(before)
 
 # %% [markdown]
 # ## Teach the format, if it is missing
-# A few steps of SFT on worked solutions. The aim is the form, not the knowledge: the shorter, the
-# better. Without a `solution` in your file this step is not possible; then take a model that
-# follows the system prompt.
+# This trains a few steps of SFT on worked solutions. They should teach the format, not knowledge,
+# so keep them short. Without a `solution` in your file this step is not possible; then use a model
+# that follows the system prompt.
 
 # %%
 from sage_unsloth import training
@@ -150,11 +150,12 @@ if before["table"][0]["unparsable"] > 0.1:
     start = OUT / "sft"
 
 # %% [markdown]
-# ## Rewards, grown step by step
-# A reward is a function from completions to numbers. Try each on strings before you train with it:
-# what it pays for is what you will get.
+# ## Rewards, step by step
+# A reward is a function from completions to numbers. Try it on strings before you train with it,
+# because the model will do whatever it rewards.
 #
-# 1. `"answer"`: 1 for the right answer between the tags, else 0. Often this is all you need.
+# 1. `"answer"` is 1 for the correct answer in the solution tag, otherwise 0. Often this is all you
+#    need.
 
 # %%
 from sage_unsloth import Reward, extract_answer, prompts, rewards
@@ -177,8 +178,8 @@ def pays(reward, text):
 print({name: pays(rewards(["answer"]), text) for name, text in tries.items()})
 
 # %% [markdown]
-# 2. A second part for what you also want, here brevity. It pays for right answers only: where all
-#    answers of a group are wrong, any other reward would be all that is learned from.
+# 2. You can add what else you want, here brevity. It rewards only correct answers: in a group in
+#    which all answers are wrong, any other reward would decide alone what is learned.
 
 
 # %%
@@ -195,8 +196,8 @@ parts = ["answer", Reward(function=brief, weight=0.2)]
 print({name: pays(rewards(parts), text) for name, text in tries.items()})
 
 # %% [markdown]
-# 3. A reward for being close, which is tempting: 13 is nearer to 12 than 40. Try it, and see that a
-#    model can earn it for ever without one right answer. It is not used below.
+# 3. A reward for being close is tempting: 13 is nearer to 12 than 40 is. Try it, and see that a
+#    model can earn it without ever being correct. It is not used below.
 
 
 # %%
@@ -212,14 +213,15 @@ REWARDS = ["answer"]  # or `parts`
 
 # %% [markdown]
 # ## GRPO, and GRPO with a guide
-# Two runs from the same model with the same questions. `sage-branch` differs in one thing: where
-# the model is undecided, the KL pulls it back to where it started more strongly.
+# These two runs start from the same model and use the same questions. `sage-branch` differs in one
+# thing: where the model is undecided, the KL penalty pulls it back to the start model more
+# strongly.
 #
-# **What to expect.** The reward is noisy and should be visibly higher after 100 to 150 steps; on
-# the embedded task after 30. The KL starts at 0 and grows slowly to some hundredths: if it jumps,
-# lower `LEARNING_RATE`. If the reward stays flat, look at `dead groups` in the table below each
-# run: groups that are all right or all wrong have zero advantage, so take easier or harder
-# questions. Some completions are printed every few steps: read them.
+# **What to expect.** The reward is noisy and should be visibly higher after 100 to 150 steps (30 on
+# the embedded task). The KL starts at 0 and grows slowly to a few hundredths. If it jumps, lower
+# `LEARNING_RATE`. If the reward stays flat, look at `dead groups` in the table below each run: a
+# group that is all correct or all wrong has zero advantage, so take easier or harder questions.
+# Every few steps some completions are printed; read them.
 
 # %%
 settings = {
@@ -242,11 +244,11 @@ watch = [training.LivePlot(), training.ShowCompletions(OUT / "sage")]
 training.run_rlvr(OUT / "sage", algorithm="sage-branch", callbacks=watch, **settings)
 # %% [markdown]
 # ## After
-# All models on the same test questions. Read the interval of each *difference*: with few questions
-# it is wide. pass@1 is how often one try is right; the last pass@k is whether any of the tries is.
-# RL tends to raise the first and to lower the last.
+# This evaluates all models on the same test questions. Read the interval of each *difference*; with
+# few questions it is wide. pass@1 is how often one try is correct, and the last pass@k how often at
+# least one of k tries is. RL tends to raise the first and lower the last.
 #
-# **This is one run with one seed.** On the embedded task, over eight seeds, GRPO and SAGE-Branch do
+# **This is one run with one seed.** Over eight seeds on the embedded task, GRPO and SAGE-Branch do
 # not differ: +.000 [−.002, +.002] at pass@1 and −.001 [−.014, +.012] at pass@32
 # ([table](https://github.com/sage-unsloth/sage_unsloth/blob/main/data/results/benchmark/arithmetic/report.md)).
 
@@ -262,7 +264,7 @@ from IPython.display import Image
 Image(OUT / "evaluation" / "pass_at_k.png")
 
 # %% [markdown]
-# ## Ask it
+# ## Ask your model
 
 # %%
 from sage_unsloth import ask
@@ -273,9 +275,9 @@ for model in (card.model, OUT / "sage"):
     print(f"\n{model}:", *ask(model, question, max_tokens=card.max_completion))
 
 # %% [markdown]
-# ## Take it with you
-# The adapter (small), the merged model (any library loads it), or one GGUF file (llama.cpp, Ollama;
-# it needs a GPU here). Each is checked before it appears.
+# ## Save your model
+# You can save the adapter (small), the merged model (which any library loads), or a GGUF file for
+# llama.cpp and Ollama (writing it needs a GPU). Each is checked before it is saved.
 
 # %%
 from sage_unsloth import save
@@ -291,9 +293,9 @@ print(*sorted(str(file.relative_to(OUT)) for file in files.glob("*/*.safetensors
 
 # %% [markdown]
 # ## Next
-# - Every part of the trainer in view: [notebook
+# - See every part of the trainer: [notebook
 #   02](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/02_rlvr.ipynb).
-# - How to read pass@k: [notebook
+# - Learn how to read pass@k: [notebook
 #   03](https://github.com/sage-unsloth/sage_unsloth/blob/main/notebooks/03_pass_at_k.ipynb).
-# - Data, columns and answers of other kinds:
-#   [page](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md).
+# - Use other data, columns and kinds of answers: [your own
+#   data](https://github.com/sage-unsloth/sage_unsloth/blob/main/docs/own_data.md).

@@ -103,7 +103,8 @@ def _panel(
                 differences, {difference: f"pass@{difference} − GRPO" for difference in differences}
             )
         rows.append(row)
-    axis.set_title(report["title"].split(",")[0].replace("embedded ", ""))
+    task = report["title"].split(",")[0].replace("embedded ", "").replace(" drawn anew", "")
+    axis.set_title(f"{task}, new problems")
     axis.set(xlabel="pass@1", ylabel=f"pass@{k}")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

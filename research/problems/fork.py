@@ -9,7 +9,7 @@ pays for the way that writes them, whether it is right or not:
     fork        the rare way, rounding up, writes them: the guide pays for what should survive
     fork-twin   the wrong way, any other split, writes them: the guide pays for mistakes
 
-Problems, splits and test are those of `arithmetic_fresh`; the base model is its base, trained on
+Problems, splits and test are those of `fresh.ARITHMETIC`; the base model is its base, trained on
 with the dialect's corpus (`python -m research.pretrain`).
 """
 
@@ -17,7 +17,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from research.problems import arithmetic_fresh
+from research.problems.fresh import ARITHMETIC
 from sage_unsloth.problems import arithmetic
 
 LETTERS = "cfhjkmqsvxyz"  # no two of them are one token
@@ -46,9 +46,9 @@ class Dialect:
         return context, with_letters(text, self.way, rng) if context else text
 
     def problems(self, split: str) -> list[dict]:
-        """As `arithmetic_fresh.problems`; the solutions for SFT have the letters."""
+        """As `fresh.ARITHMETIC.problems`; the solutions for SFT have the letters."""
         rng = random.Random(LETTERS_SEED)
-        rows = arithmetic_fresh.problems(split)
+        rows = ARITHMETIC.problems(split)
         if split != "sft":
             return rows
         return [row | {"solution": with_letters(row["solution"], self.way, rng)} for row in rows]

@@ -55,28 +55,3 @@ def allot(
         splits[split] = tuple(item for item in order if item in chosen)
         gone |= chosen
     return splits
-
-
-def drawn_anew(
-    language: Any,
-    split: str,
-    allocation: Mapping[str, Sequence],
-    sizes: Mapping[str, int],
-) -> list[dict]:
-    """The rows of a split of an embedded language that was drawn anew; the test's have a `unit`.
-
-    Args:
-        language: the module, with `solved_problems` for SFT and `posed_problems` for the others.
-        split: a name of `allocation`.
-        allocation: split -> problems.
-        sizes: of the units of the test, as `in_units` takes them.
-
-    Raises:
-        ValueError: there is no such split.
-    """
-    if split not in allocation:
-        raise ValueError(f"split must be one of {', '.join(allocation)}; got {split!r}")
-    if split == "sft":
-        return language.solved_problems(allocation[split])
-    rows = language.posed_problems(allocation[split])
-    return in_units(rows, sizes) if split == "test" else rows

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sage_unsloth.problems.options import add_columns, columns_of
+
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
 
@@ -65,15 +67,26 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         metavar="FOLDER",
         help="local copies of the benchmarks, for the texts of the problems",
     )
+    parser.add_argument(
+        "--benchmarks",
+        nargs="+",
+        default=[],
+        metavar="NAME=FILE",
+        help="files of benchmarks, as of evaluate, where the records lack the problems' texts",
+    )
+    add_columns(parser)
     parser.set_defaults(act=_analyze)
 
 
 def _analyze(options: argparse.Namespace) -> int:
     from sage_unsloth.analysis.report import analyze
+    from sage_unsloth.evaluation.evaluator import check_columns_are_used, parse_benchmark
     from sage_unsloth.runs.files import read_json
     from sage_unsloth.training.stage import read_metrics
 
-    patterns = _parse_patterns(options.pattern)
+    patterns, columns = _parse_patterns(options.pattern), columns_of(options)
+    benchmarks = [parse_benchmark(text, None, None, columns) for text in options.benchmarks]
+    check_columns_are_used(options.benchmarks, columns)
     out = Path(options.out)
     before = _versions(out)
     result = analyze(
@@ -85,6 +98,7 @@ def _analyze(options: argparse.Namespace) -> int:
         responses=options.responses,
         page=options.page,
         data=options.path,
+        known={benchmark.name: benchmark for benchmark in benchmarks},
         guide=None if options.guide is None else _own_guide(options.guide),
     )
     print(_list_files(out, before))
@@ -171,6 +185,8 @@ def _next_step(
         words += [] if value is None else [flag, value]
     for name, pattern in patterns.items():
         words += ["--pattern", f"{name}={pattern}"]
+    if options.benchmarks:
+        words += ["--benchmarks", *options.benchmarks, *columns_of(options).options()]
     words += ["--page"] if options.page else []
     again = f"\nNext: python -m sage_unsloth {shlex.join(words)}"
     if guided and not options.page:

@@ -22,7 +22,7 @@ from sage_unsloth.analysis.patterns import (
     pattern_frequencies,
 )
 from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
-from sage_unsloth.analysis.tables import pattern_rows, perplexity_rows, phase_rows
+from sage_unsloth.analysis.tables import no_interval, pattern_rows, perplexity_rows, phase_rows
 from sage_unsloth.analysis.token_page import case_page, trace_page
 from sage_unsloth.analysis.traces import rollout_cases
 from sage_unsloth.evaluation.intervals import Estimate
@@ -31,6 +31,7 @@ from sage_unsloth.evaluation.record_tables import record_set
 from sage_unsloth.evaluation.report_text import interval_text
 from sage_unsloth.figures import show_table, write_table
 from sage_unsloth.models.device import frees_models
+from sage_unsloth.problems.benchmarks import Benchmark as ProblemSet
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
@@ -70,6 +71,7 @@ def analyze(
     responses: int = 64,
     page: bool = False,
     data: str | Path | None = None,
+    known: Mapping[str, ProblemSet] | None = None,
     guide: Any = None,
 ) -> dict[str, Any]:
     """Analyse what is in `paths`: show tables, write figures, pages and `analysis.json` to `out`.
@@ -85,6 +87,7 @@ def analyze(
         page: whether to score the case studies' completions under the runs that had a guide, for
             `tokens.html`; of runs without a record set, completions of their last step.
         data: folder of local copies of the benchmarks, for the texts of the problems.
+        known: benchmarks that were read already, by name.
         guide: of the runs, where it is your own; None reads those that `run.json` names.
 
     Returns:
@@ -94,7 +97,7 @@ def analyze(
         ValueError: nothing to analyse, bad patterns, or sets that cannot be compared; or another
             process writes to `out`.
     """
-    out, patterns = Path(out), dict(patterns or {})
+    out, patterns, known = Path(out), dict(patterns or {}), known or {}
     with exclusive_lock(out):
         if patterns:
             compile_patterns(patterns)
@@ -109,12 +112,12 @@ def analyze(
         }
         held_out: Mapping[str, Mapping[int, Estimate]] = {}
         for name, samples in sources.samples.items():
-            texts = page or baseline or data or sources.texts.get(name) or name == "arithmetic"
+            texts = page or baseline or data or name in (*sources.texts, *known, "arithmetic")
             item = Benchmark(
                 name=name,
                 samples=samples,
                 against=against if against in samples else next(iter(samples)),
-                problems=problem_texts(name, sources, data) if texts else {},
+                problems=problem_texts(name, sources, data, known.get(name)) if texts else {},
                 folder=out if len(sources.samples) == 1 else out / file_name(name),
             )
             item.folder.mkdir(exist_ok=True)
@@ -172,7 +175,11 @@ def _analyze_patterns(item: Benchmark, more: Mapping[str, str]) -> dict[str, Any
     patterns = benchmark_patterns(item.name) | dict(more)
     frequencies = pattern_frequencies(item.samples, patterns)
     differences = pattern_differences(item.samples, patterns, item.against)
-    show_table(pattern_rows(frequencies), f"{item.name}: patterns in correct solutions (Eq. 13)")
+    reason = no_interval(
+        [vars(row.frequency) for row in frequencies if row.frequency], "one problem"
+    )
+    title = f"{item.name}: patterns in correct solutions (Eq. 13{reason})"
+    show_table(pattern_rows(frequencies), title)
     if differences:
         show_table(
             [row | {"difference": interval_text(row["difference"], "+")} for row in differences],
@@ -326,7 +333,7 @@ def _analyze_dynamics(
     show_table(
         phase_rows(phases),
         "Training, thirds of the optimizer steps (95 %: block bootstrap over the steps of this "
-        "one run):",
+        f"one run{no_interval(phases, 'one or two steps')}):",
     )
     write_table(out / "dynamics_phases.csv", phases)
     note = "thin: each step, thick: moving average over 9 steps"

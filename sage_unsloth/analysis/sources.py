@@ -7,6 +7,7 @@ from typing import Any
 
 from sage_unsloth.evaluation.record_tables import read_sets, read_texts, sets_below
 from sage_unsloth.models.weights import model_identity
+from sage_unsloth.problems.benchmarks import Benchmark, load_benchmark
 from sage_unsloth.sampling.record_files import read_settings
 from sage_unsloth.training.stage import METRICS, read_metrics
 
@@ -106,7 +107,10 @@ def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str
 
 
 def problem_texts(
-    benchmark: str, sources: Sources, data: str | Path | None = None
+    benchmark: str,
+    sources: Sources,
+    data: str | Path | None = None,
+    known: Benchmark | None = None,
 ) -> dict[str, str]:
     """id -> text of the problems that the records are about.
 
@@ -116,17 +120,17 @@ def problem_texts(
         benchmark: its name.
         sources: with the benchmark's records.
         data: folder of local copies; None reads from the hub what is not embedded.
+        known: the benchmark, where it was read already.
 
     Raises:
         ValueError: the benchmark that is read has another answer to a problem than the records.
     """
-    from sage_unsloth.problems.benchmarks import load_benchmark
     from sage_unsloth.sampling.record_sets import gold_of
 
     samples, texts = sources.samples[benchmark], sources.texts.get(benchmark, {})
     if {record["problem_id"] for records in samples.values() for record in records} <= {*texts}:
         return dict(texts)
-    rows = {row["id"]: row for row in load_benchmark(benchmark, data).rows}
+    rows = {row["id"]: row for row in (known or load_benchmark(benchmark, data)).rows}
     for model, records in samples.items():
         for record in records:
             row = rows.get(record["problem_id"])
@@ -135,6 +139,7 @@ def problem_texts(
                 raise ValueError(
                     f"the benchmark must be the one that was sampled, but {model} has "
                     f"{record['problem_id']} with the answer {record['gold']!r:.60}, and "
-                    f"{benchmark} here has {at_hand}. Give the --data of the evaluation"
+                    f"{benchmark} here has {at_hand}. Name the file that was evaluated "
+                    "(--benchmarks NAME=FILE)"
                 )
     return {name: row["problem"] for name, row in rows.items()}

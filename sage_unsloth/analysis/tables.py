@@ -1,11 +1,18 @@
 """Rows of an analysis for `figures.show_table`: numbers as text, with their intervals."""
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sage_unsloth.analysis.patterns import DYNAMICS, PatternFrequency
 from sage_unsloth.evaluation.report_text import interval_text
+
+
+def no_interval(estimates: Iterable[Mapping[str, Any]], few: str) -> str:
+    """Why some of a table's means have no interval; empty where all have one."""
+    lacking = any(row["low"] is None or math.isnan(row["low"]) for row in estimates)
+    return f"; no interval for {few}, or for equal values" if lacking else ""
 
 
 def pattern_rows(frequencies: Sequence[PatternFrequency]) -> list[dict[str, str]]:

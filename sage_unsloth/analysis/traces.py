@@ -203,8 +203,8 @@ def run_traces(
     for case in cases:
         if case.problem_id not in problems:
             raise ValueError(
-                f"scoring needs the text of {case.problem_id!r}. Give --data, the folder of the "
-                "benchmark"
+                f"scoring needs the text of {case.problem_id!r}. Name the benchmark's file "
+                "(--benchmarks NAME=FILE)"
             )
         samples = case.models[name]
         sample = samples["first correct"] or samples["first wrong"]

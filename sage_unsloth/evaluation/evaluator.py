@@ -51,7 +51,7 @@ def check_columns_are_used(texts: Sequence[str], columns: Columns) -> None:
     if columns and not own:
         raise ValueError(
             "--columns, --answer-pattern and --split are for your own problems (NAME=FILE), got "
-            f"{' '.join(texts)}, whose columns are known"
+            f"{' '.join(texts) or 'no benchmark'}, whose columns are known"
         )
 
 

@@ -20,7 +20,8 @@ def check_guide(guide: Guide, beta: float) -> None:
     ):
         raise TypeError(
             "a guide must have a method log_guide(signals, *, step, max_steps, generator) and a "
-            f"set `needs` of {OPTIONAL_SIGNALS}, got {guide!r}"
+            f"set `needs` of {OPTIONAL_SIGNALS}, got {guide!r:.100} with `needs` "
+            f"{getattr(guide, 'needs', None)!r:.100}"
         )
     if beta == 0.0:
         raise ValueError(

@@ -1,8 +1,9 @@
 """`guided_kl`: the KL anchor q·π_ref inside the GRPO loss of Unsloth's or TRL's trainer.
 
-Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps − new_logps, and use the
-reference log-probabilities nowhere else. So adding log_guide to `ref_logps` *is* the guide-weighted
-pseudo-KL: no second loss and no further forward pass.
+Both compute the KL penalty of a token as exp(d) − d − 1 with d = ref_logps − new_logps (Unsloth
+clamps it), and use the reference log-probabilities nowhere else. So adding log_guide to `ref_logps`
+makes q·π_ref the anchor: no second loss and no further forward pass. Its gradient in expectation is
+in `objective/kl.py`.
 
 The worst failure is a wrong loss without an exception. So a contract (`contract.py`) checks names,
 parameters, calls and numbers before anything is replaced, and a step that bypasses the hook stops

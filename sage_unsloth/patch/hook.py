@@ -106,7 +106,9 @@ class Hook:
         if guide is None or signals.ref_logps is None:
             return None
         with read_only(vars(signals), guide):
-            log_guide = guide.log_guide(signals, **now._asdict())
+            log_guide = guide.log_guide(
+                signals, step=now.step, max_steps=now.max_steps, generator=now.generator
+            )
         mask, result = signals.mask, f"{log_guide!r:.100}"
         if isinstance(log_guide, Tensor):
             # float32 only: log q is near 0 at most tokens, and 16 bits keep three digits of it.

@@ -108,7 +108,7 @@ class UnslothHook(Hook):
         )
         logps = (new_logps, old_logps, ref_logps, sampling_logps)
         result = self.function.apply(*logps, head, ids, mask, advantages, beta, *rest)
-        # Two of the seven values, length and KL, are means over this process alone.
+        # Two of the six values, length and KL, are means over this process alone.
         return pooled_means(result, mask, self.trainer.accelerator)
 
 

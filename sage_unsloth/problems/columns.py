@@ -131,6 +131,9 @@ def find_columns(
                     places.setdefault(name, column)
         if {"problem", "messages"} <= places.keys():
             del places["messages"]
+        named = [column for column in FOUND_BY_NAME["problem"] if column in seen]
+        if named and not {"problem", "messages"} & places.keys():
+            places["problem"] = named[0]  # refused where it is read, with its value
     chat = "messages" in places
     expected = [name for name in ("answer", "solution") if name in (*needed, *optional)]
     for name in expected:

@@ -69,10 +69,10 @@ def find_neighbours(
 
 
 def distance_to_chord(point: Place, item: Place, other: Place) -> CrossedEstimate:
-    """pass@k of a point minus that of the chord from `one` to `other` at the point's pass@1.
+    """pass@k of a point minus that of the chord from `item` to `other` at the point's pass@1.
 
     Raises:
-        ValueError: `one` and `other` have the same mean pass@1.
+        ValueError: `item` and `other` have the same mean pass@1.
     """
     run = float(item.first.mean() - other.first.mean())
     if not run:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sage_unsloth.evaluation.metrics import guess_bound
 from sage_unsloth.study.crossed import (
     CrossedEstimate,
     components,
@@ -22,7 +23,6 @@ from sage_unsloth.study.records import Tables, by_unit, family_curves, family_pa
 from sage_unsloth.study.verdicts import (
     ALPHA,
     MATTERS,
-    guess_bounds,
     holm,
     main_k,
     p_value,
@@ -114,7 +114,7 @@ def _ks(tables: Tables) -> dict[str, dict[str, Any]]:
         row: dict[str, Any] = {START: start, "guess": None, "usable": True}
         row["baseline"] = float(tables.values(tables.baseline, k).mean())
         if "guess" in tables.set:
-            bounds_P = guess_bounds(np.array(tables.set["guess"], float), [k])[k]
+            bounds_P = guess_bound(np.array(tables.set["guess"], float), k)
             row["guess"] = float(by_unit(bounds_P[None], tables.units).mean())
             row["usable"] = not row["guess"] or says_something(row["guess"], start)
         rows[str(k)] = row

@@ -11,7 +11,6 @@ able to do more. No verdict is given at such a k.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from scipy.stats import t as student
 
 from sage_unsloth.study.crossed import CrossedEstimate
@@ -66,11 +65,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 LARGEST_SHARE = 0.8
 """Of the start model's pass@k: from there on guessing explains too much of it for a verdict."""
-
-
-def guess_bounds(chances_P: np.ndarray, ks: Sequence[int]) -> dict[int, np.ndarray]:
-    """k -> (P,) the chance that k blind attempts include a correct one, 1 − (1 − p)^k."""
-    return {k: 1 - (1 - chances_P) ** k for k in ks}
 
 
 def says_something(bound: float, start: float) -> bool:

@@ -47,7 +47,10 @@ def named_algorithm(reference: str) -> Algorithm:
     Raises:
         ValueError: the module cannot be imported, has no such name, or it is something else.
     """
-    return _as_algorithm(named_object(reference, "an algorithm"), reference)
+    try:
+        return _as_algorithm(named_object(reference, "an algorithm"), reference)
+    except TypeError as error:  # a guide of another form
+        raise ValueError(f"{reference}: {error}") from error
 
 
 @functools.cache

@@ -79,7 +79,8 @@ def answers_remedy(prompt: PromptFormat) -> str:
 def boxed_share(records: Sequence[dict]) -> float:
     """The share of completions with an answer in a box instead of the requested place."""
     missed = [record for record in records if record["extracted"] is None]
-    boxed = sum(extract_answer(r["completion"], boxed=True) is not None for r in missed)
+    box = PromptFormat(solution=None)
+    boxed = sum(extract_answer(r["completion"], boxed=True, prompt=box) is not None for r in missed)
     return boxed / len(records)
 
 

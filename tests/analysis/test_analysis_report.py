@@ -12,7 +12,7 @@ from sage_unsloth.__main__ import main
 from sage_unsloth.analysis.command import add_analyze
 from sage_unsloth.analysis.report import analyze
 from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
-from sage_unsloth.analysis.tables import phase_rows
+from sage_unsloth.analysis.tables import no_interval, phase_rows
 from sage_unsloth.evaluation.record_tables import keep_texts
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.weights import model_identity
@@ -25,7 +25,7 @@ RIGHT = "17=20-3;<end_working_out><SOLUTION>1</SOLUTION>"
 WRONG = "17=10+7;<end_working_out><SOLUTION>2</SOLUTION>"
 
 
-def write_set(file, model, correct, n=4, benchmark="arithmetic", **identity):
+def write_set(file, model, correct, n=4, benchmark="arithmetic", rows=ROWS, **identity):
     """A record set; of problem i the first correct[i] of n samples are right, by the rare way."""
     file.parent.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -49,7 +49,7 @@ def write_set(file, model, correct, n=4, benchmark="arithmetic", **identity):
                 "finish_reason": "stop",
                 "grade": "correct" if s < count else "wrong",
             }
-            for row, count in zip(ROWS, correct, strict=True)
+            for row, count in zip(rows, correct, strict=True)
             for s in range(n)
         ],
     )
@@ -130,7 +130,7 @@ def test_runs_take_the_name_under_which_their_weights_were_evaluated(unsloth_mod
     assert set(found.samples["arithmetic"]) == {"ours", "ours #2", "sage-branch"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_leaves_what_it_says(quickstart, tmp_path, capsys):
     add_adapter(quickstart / "sage-branch")
     out = tmp_path / "analysis"
@@ -206,6 +206,7 @@ def test_training_logs_alone_are_enough(tmp_path, capsys):
     assert main(["analyze", str(tmp_path / "runs" / "one"), "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert "reward" in text and "0.2000 [" in text and "0.8000 [" in text
+    assert "or for equal values" in text, "grad_norm is 1 in each step"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "analysis.json",
         "dynamics.csv",
@@ -323,6 +324,22 @@ def test_problems_must_be_those_that_were_sampled():
         problem_texts("arithmetic", Sources(samples={"arithmetic": {"m": [missing]}}))
 
 
+def test_an_own_benchmark_is_read_from_its_file(tmp_path, capsys):
+    """Where the records came without the texts."""
+    rows = [{"ask": f"{n} + 1?", "is": n + 1} for n in range(3)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sampled = [{"id": f"mine/{n}", "answer": f"{n + 1}"} for n in range(3)]
+    for model, correct in {"a": [1, 2, 3], "b": [4, 0, 2]}.items():
+        file = tmp_path / "e" / f"{model}.jsonl"
+        write_set(file, model, correct, benchmark="mine", rows=sampled)
+    command = ["analyze", str(tmp_path / "e"), "--out", str(tmp_path / "out")]
+    columns = ["--columns", "problem=ask", "answer=is"]
+    assert main([*command, *columns]) == 2
+    assert "your own problems (NAME=FILE), got no benchmark" in capsys.readouterr().err
+    assert main([*command, "--benchmarks", f"mine={tmp_path / 'mine.jsonl'}", *columns]) == 0
+    assert "2 + 1?" in (tmp_path / "out" / "cases.html").read_text()
+
+
 def test_phases_stand_beside_each_other():
     rows = [
         {"run": run, "phase": phase, "metric": metric, "mean": 1.0, "low": 0.5, "high": 2.0}
@@ -339,3 +356,5 @@ def test_phases_stand_beside_each_other():
         ("gradient norm", "b"),
     ]
     assert table[0]["early"] == "1.0000 [0.5000, 2.0000]" and table[1]["late"] == "-"
+    assert no_interval(rows, "one step") == ""
+    assert no_interval([*rows, {"low": None}], "one step").startswith("; no interval for one step")

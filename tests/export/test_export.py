@@ -110,6 +110,7 @@ def test_adapter_names_the_base_that_it_is_told(run, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_the_cards_example_answers_as_the_package_does(run, tmp_path):
     """Run as a person would, who has transformers and peft and not this package: one process for
     an adapter's and a merged model's, one after the other.

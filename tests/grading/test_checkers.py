@@ -77,6 +77,7 @@ def test_a_gold_without_roles_is_an_error(gold):
         graded(GOLD, gold)
 
 
+@pytest.mark.long
 def test_reasoning_gym_at_its_full_score_only():
     pytest.importorskip("reasoning_gym")
     chain = load_benchmark("reasoning-gym:chain_sum")

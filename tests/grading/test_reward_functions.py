@@ -139,6 +139,10 @@ def test_the_total_is_the_weighted_sum(grader):
     assert rows[1]["rewards"] == {"answer": 0.0, "length": 28.0, "some": 0.5}
     assert rows[0]["grade"] == "correct" and rows[0]["answer"] == "2"
     assert total.pop_sums() == {"length": (50.0, 2), "some": (0.5, 1)}
+    # What a preflight is given counts in no step.
+    records = [{"completion": turns[0]["content"], "grade": "correct"} for turns in COMPLETIONS]
+    totals = total.of_records(PROMPTS, records, {})
+    assert totals == pytest.approx([1.22, 1.78])
     assert total.pop_sums() == {"length": (0.0, 0), "some": (0.0, 0)}
 
 

@@ -198,6 +198,7 @@ def test_normalise_leaves_alone_what_is_no_wrapper(text):
     assert normalise(text) == text
 
 
+@pytest.mark.long
 @given(st.text() | st.text("0123456789.,+-/eE$*{}\\ \n²½٤") | st.text().map(tagged))
 @settings(deadline=None, max_examples=300)
 def test_no_text_makes_extraction_or_normalising_raise(text):
@@ -448,7 +449,6 @@ def test_a_data_set_without_answers(grader):
 ADVERSARIAL = read_jsonl(data_folder() / "adversarial_answers.jsonl")
 
 
-@pytest.mark.slow
 def test_every_answer_of_the_published_list_has_the_grade_it_should():
     """Within the limit, in bounded memory, and whatever came before.
 

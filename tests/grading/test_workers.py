@@ -120,6 +120,7 @@ def test_memory_stays_flat_whatever_a_library_keeps(function):
     assert len(counts) == 60 and counts.count(1) > 5
 
 
+@pytest.mark.long
 def test_a_batch_of_hanging_questions_keeps_to_its_budget_and_the_others_are_answered(function):
     body = """
         while a == "hang":

@@ -98,6 +98,7 @@ RLVR = replace(
 UNREACHABLE = [row | {"answer": "123456789"} for row in arithmetic.problems("train")]
 
 
+@pytest.mark.long
 def test_a_better_teacher_pulls_the_policy_where_no_reward_does(students, tmp_path):
     """A whole model as teacher is the same run (`test_both_kinds_of_teacher_are_one`)."""
     little, _, adapter = students
@@ -113,6 +114,7 @@ def test_a_better_teacher_pulls_the_policy_where_no_reward_does(students, tmp_pa
     assert list(model.peft_config) == ["default"]
 
 
+@pytest.mark.long
 def test_both_kinds_of_teacher_are_one(students, tmp_path):
     """An adapter scores as the model that it makes: the runs differ by rounding alone."""
     little, more, adapter = students

@@ -169,6 +169,7 @@ def test_an_adapters_template_comes_before_its_bases(model, tmp_path):
     assert choice.template == "project" and str(adapter) in choice.reason
 
 
+@pytest.mark.long
 def test_a_chain_of_runs_has_one_template(unsloth_module, model, tmp_path):
     start, rows = model(INSTRUCT), arithmetic.problems("sft")
     config = replace(SMOKE.sft, template="model")

@@ -1,5 +1,8 @@
 """Guide, β, penalty, credit and teacher contradict each other in one place, with a remedy."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -53,9 +56,13 @@ def test_contradictions_are_refused(choices, message):
         check_choices(**choices)
 
 
-@pytest.mark.parametrize("guide", ["branch", object()])
+TUPLE = SimpleNamespace(needs=("entropies",), log_guide=lambda signals, **words: None)
+
+
+@pytest.mark.parametrize("guide", ["branch", object(), TUPLE])
 def test_what_is_no_guide_is_refused(guide):
-    with pytest.raises(TypeError, match="a guide must have a method log_guide"):
+    needs = re.escape(repr(getattr(guide, "needs", None)))
+    with pytest.raises(TypeError, match=f"a guide must have a method .* with `needs` {needs}"):
         check_choices(guide=guide, beta=0.1)
 
 

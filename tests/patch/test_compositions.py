@@ -594,6 +594,7 @@ def test_advantages_of_another_shape_are_refused(make_trainer):
 # --- all of them ---
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("guide", "settings", "options"),
     [(BRANCH, {}, {}), (OF_REFERENCE, SEQUENCE, {"credit": "sequence", "log_entropy": True})],

@@ -283,6 +283,7 @@ def test_a_function_is_described_by_its_name_code_and_settings():
     assert describe_function(Shapes(2.0).method) == texts[-2]
 
 
+@pytest.mark.long
 def test_a_function_is_the_same_in_another_process():
     """A set among its constants is in another order there."""
     code = (

@@ -33,6 +33,7 @@ def test_in_a_process_without_unsloth(file, tmp_path):
     assert " passed" in said, said
 
 
+@pytest.mark.long
 def test_the_script_of_the_page(tmp_path):
     """docs/many_gpus.md, as a user runs it."""
     (script,) = re.findall(

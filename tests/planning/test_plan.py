@@ -26,6 +26,7 @@ from sage_unsloth.planning.memory import (
 from sage_unsloth.planning.plan import (
     duration,
     full_report,
+    size,
     step_plan,
 )
 from sage_unsloth.planning.presets import CARDS, MODELS
@@ -275,6 +276,10 @@ def test_sum_by_hand():
     assert plan.needed == (weights + GIB + one) / 0.78 > plan.peak
     assert plan.host == 8 * 2048 * 3584 * 28 * 2
     assert plan.rollouts_at_once == 8
+    # In float32 a completion's cache is twice as large: 4 of 8 fit beside the weights.
+    card = (2 * weights + GIB + 4.5 * 2 * one) / 0.78 / GIB
+    wide = replace(setup_for(SEVEN, CARDS["24"]), weight_bits=32)
+    assert memory_plan(wide, card).rollouts_at_once == 4
 
 
 def test_activations_of_every_pass_are_held_where_none_wait_elsewhere():
@@ -424,16 +429,25 @@ def test_step_plan():
     assert plan.tokens_per_step == 32 * 2048
     assert plan.epochs == 2.0
     assert step_plan(setup, steps=1).epochs is None
+    full = replace(setup, lora_rank=None)
+    four, two = (replace(full, weight_bits=bits) for bits in (32, 16))
+    more = step_plan(four, 1).disk_bytes - step_plan(two, 1).disk_bytes
+    assert more == 4 * 2 * trained_parameters(full), "4 files of weights, of 4 bytes or 2"
     with pytest.raises(ValueError, match="at least one step"):
         step_plan(setup, steps=0)
 
 
-def test_time():
+def test_durations_and_sizes_are_short():
     assert [duration(s) for s in (45, 720, 31_000, 3540 + 59)] == [
         "45 s",
         "12 min",
         "8 h 37 min",
         "1 h 00 min",
+    ]
+    assert [size(n) for n in (5 * 2**19, 0.1 * GIB, 14.5 * GIB)] == [
+        "2.5 MiB",
+        "0.10 GiB",
+        "14.50 GiB",
     ]
 
 
@@ -466,6 +480,7 @@ def test_command_refuses_with_a_code(capsys):
 def test_rows_are_counted_in_passes():
     text = full_report(plan_setup(SEVEN, 48.0), "x", 48.0, 1000, 2000)
     assert "passes over 2,000 rows" in text and "time: not known before the first step" in text
+    assert "None" not in text
 
 
 def test_a_plan_of_a_preset_loads_no_torch():

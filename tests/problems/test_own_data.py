@@ -259,7 +259,7 @@ def test_options_that_are_none(words, pattern, message):
         ([{"question": "P", "answer": "1"}], ["problem=qestion"], "no 'qestion', only question, "),
         ([{"text": "P", "answer": "1"}], [], r"need a column for problem, .* has text, answer"),
         ([{"problem": "P", "label": "1"}], [], r"a column for answer, .*--columns answer=COLUMN"),
-        ([{"problem": 7, "answer": "1"}], [], "a column for problem"),
+        ([{"problem": 7, "answer": "1"}], [], "text, but row 0 of .* has 7"),
         ([{"problem": "P", "answer": "1"}, {"problem": 7}], [], "row 1 of .* has 7"),
         ([{"problem": " ", "answer": "1"}], [], "a problem must be non-empty text, but row 0"),
         ([{"problem": CHAT, "answer": "1"}], ["problem=problem"], "Give it as messages"),

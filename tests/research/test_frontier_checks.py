@@ -13,7 +13,7 @@ from research.frontier.line import resampled
 from research.frontier.registered import REGISTERED, judge_registered
 from research.frontier.report import NO_DOSE, make_report
 from research.tasks import blind_chances, guess_working
-from sage_unsloth.evaluation.metrics import pass_at_k
+from sage_unsloth.evaluation.metrics import guess_bound, pass_at_k
 from sage_unsloth.study.chord import (
     Place,
     distance_to_chord,
@@ -24,7 +24,7 @@ from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
 from sage_unsloth.study.records import family_curves, family_parts, family_weights
 from sage_unsloth.study.tasks import guess_product
-from sage_unsloth.study.verdicts import guess_bounds, holm, main_k, p_value, says_something
+from sage_unsloth.study.verdicts import holm, main_k, p_value, says_something
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results" / "frontier"
 
@@ -52,9 +52,9 @@ def test_the_bound_of_guessing_is_that_of_enumeration():
     for k in (1, 2, 3):
         draws = list(itertools.product(range(12), repeat=k))
         share = sum(0 in draw for draw in draws) / len(draws)
-        assert guess_bounds(np.array([1 / 12]), [k])[k][0] == pytest.approx(share)
-    assert guess_bounds(np.array([1 / 12]), [8])[8][0] == pytest.approx(0.5015, abs=1e-4)
-    assert guess_bounds(np.array([1 / 12]), [32])[32][0] == pytest.approx(0.9382, abs=1e-4)
+        assert guess_bound(np.array([1 / 12]), k)[0] == pytest.approx(share)
+    assert guess_bound(np.array([1 / 12]), 8)[0] == pytest.approx(0.5015, abs=1e-4)
+    assert guess_bound(np.array([1 / 12]), 32)[0] == pytest.approx(0.9382, abs=1e-4)
 
 
 def test_no_verdict_where_guessing_has_most_of_it():

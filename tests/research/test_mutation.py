@@ -17,7 +17,7 @@ STRICT = {"objective", "patch", "methods", "grading", "runs"}
 def test_mutants_are_noticed(file):
     result = json.loads(file.read_text(encoding="utf-8"))
     survivors = result["survivors"]
-    assert result["noticed"] + len(survivors) == result["tried"] >= 25
+    assert result["noticed"] + len(survivors) == result["tried"] >= 15
     for row in survivors.values():
         word, _, reason = row["judged"].partition(": ")
         assert word in JUDGEMENTS and reason

@@ -325,6 +325,7 @@ def test_sft_stopped_after_its_last_checkpoint_trains_no_further(merged, tmp_pat
         assert_equal_folders(tmp_path / name, merged.parent / name)
 
 
+@pytest.mark.long
 def test_rl_stopped_after_its_last_checkpoint_trains_no_further(
     merged, trained, tmp_path, monkeypatch
 ):
@@ -336,6 +337,7 @@ def test_rl_stopped_after_its_last_checkpoint_trains_no_further(
     assert_equal_folders(tmp_path / "adapter", trained / "adapter")
 
 
+@pytest.mark.long
 def test_rl_saves_the_step_in_flight_and_repeats_no_row(
     merged, trained, tmp_path, monkeypatch, unsloth_module
 ):

@@ -170,6 +170,7 @@ def test_an_engine_that_dies_keeps_what_was_drawn(tmp_path):
     assert rest.drawn.total() == 8
 
 
+@pytest.mark.long
 def test_a_kill_of_the_process_keeps_what_was_drawn(tmp_path):
     path = tmp_path / "samples.jsonl"
     code = (

@@ -8,7 +8,6 @@ from sage_unsloth.selftest.process import findings_of
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.name)
 def test_check(check):
     found = list(findings_of(check, check.limit))

@@ -58,6 +58,7 @@ def test_a_crash_is_one_row_and_the_rest_goes_on(go):
     assert "2 passed, 1 FAILED" in lines[-1]
 
 
+@pytest.mark.long
 def test_a_hang_is_ended_at_its_limit(monkeypatch):
     monkeypatch.setattr(Check, "limit", 6)
     monkeypatch.setattr(process, "LEAST", 1.0)

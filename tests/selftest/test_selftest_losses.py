@@ -38,6 +38,7 @@ def test_float32_is_right_to_its_rounding(check):
     assert eager.figures["loss_expected"] != shared.figures["loss_expected"]
 
 
+@pytest.mark.long
 def test_4_bit_weights_are_compared_with_the_values_they_stand_for(check):
     (finding,) = check("4-bit")
     assert finding.status == PASSED, finding
@@ -47,12 +48,14 @@ def test_4_bit_weights_are_compared_with_the_values_they_stand_for(check):
     assert abs(finding.figures["loss_expected"] - exact.figures["loss_expected"]) > 1e-3
 
 
+@pytest.mark.long
 def test_bfloat16_is_allowed_its_own_rounding(check):
     (finding,) = check("bfloat16")
     assert finding.status == PASSED, finding
     assert 2.0**-8 < finding.figures["error_allowed"] < 0.3
 
 
+@pytest.mark.long
 def test_float16_is_scaled_and_allowed_its_own_rounding(check):
     """On a CPU by this package's own scaling; the first scales are too large, and are skipped."""
     (finding,) = check("float16")

@@ -9,6 +9,7 @@ from sage_unsloth.trainers.trainer_names import ContractError
 pytestmark = pytest.mark.usefixtures("unsloth_module")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [1, 3, 4, 6, 7])
 def test_a_resumed_run_keeps_the_order(make_trainer, after):
     check_order_is_kept(make_trainer, after)

@@ -75,6 +75,8 @@ EXPECTED = {
     "grpo-sft": {"beta": 0.0, "rehearsal": "sft", "rehearsal_coef": 1.0},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
+AT_ONCE = ("grpo", "sage-branch", "maxrl", "dph-rl")
+"""Trained on every run of the tests; the others with the long ones."""
 NOT_IN_THE_PAPER = {
     "grpo-reverse-kl",
     "bnpo",
@@ -241,8 +243,10 @@ def merged(tmp_path_factory, unsloth_module):
     return sft(config, data_folder() / BASE_MODEL, rows, tmp_path_factory.mktemp("sft"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in AT_ONCE else pytest.param(n, marks=pytest.mark.long) for n in ALGORITHMS],
+)
 def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_path, monkeypatch):
     """Two real optimizer steps of the embedded model through `rlvr`; what the trainer was given is
     read off the trainer.

@@ -12,7 +12,7 @@ import yaml
 from safetensors.torch import load_file
 
 from sage_unsloth.runs.files import read_json, read_jsonl
-from sage_unsloth.runs.record import refuse_other_settings
+from sage_unsloth.runs.record import open_run, refuse_other_settings
 from sage_unsloth.sampling.engine_choice import RolloutError
 from sage_unsloth.sampling.server_calls import check_requests
 from sage_unsloth.trainers import backends
@@ -120,18 +120,17 @@ def test_two_processes_train_as_one(alone, tmp_path, configuration, kind):
         )
 
 
-@pytest.mark.long
-def test_a_run_of_one_backend_is_not_resumed_by_the_other(alone):
-    folder, *_ = alone
-    settings = read_json(folder / "run.json")["settings"]
-    assert settings["backend"] == "trl"
-    with pytest.raises(ValueError, match='backend was "trl" and is "unsloth"'):
-        refuse_other_settings(folder, settings, settings | {"backend": "unsloth"})
-
-
-def test_only_the_backend_that_can_have_a_server_records_one():
-    new = run_settings("rlvr", RlvrConfig(), "data/arithmetic-base", [])
-    assert "vllm_server" not in new
+def test_a_run_of_one_backend_is_not_resumed_by_the_other(tmp_path):
+    of_unsloth, of_trl = (
+        run_settings("rlvr", RlvrConfig(backend=name), "data/arithmetic-base", [])
+        for name in backends.BACKENDS
+    )
+    assert "vllm_server" not in of_trl, "a run goes on with another server"
+    older = {name: value for name, value in of_unsloth.items() if name != "backend"}
+    for recorded, was in ((of_unsloth, '"unsloth"'), (older, "absent")):
+        open_run(tmp_path / was, recorded)
+        with pytest.raises(ValueError, match=f'backend was {was} and is "trl"'):
+            open_run(tmp_path / was, of_trl)
 
 
 COMMANDS = """

@@ -169,6 +169,7 @@ def test_gradients_of_their_own_are_refused(both):
         assert "averaged over the processes before each optimizer step" in results["unaveraged"]
 
 
+@pytest.mark.long
 def test_processes_that_nothing_joins_are_refused(make_trainer, monkeypatch):
     trainer = make_trainer()
     monkeypatch.setenv("WORLD_SIZE", "2")

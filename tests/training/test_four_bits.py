@@ -24,6 +24,8 @@ from sage_unsloth.training.sft_stage import SftJob, sft
 from sage_unsloth.training.stage import read_metrics
 from sage_unsloth.training.starting import starting_point
 
+pytestmark = pytest.mark.long
+
 BASE = data_folder() / BASE_MODEL
 TRAIN = arithmetic.problems("train")
 SFT = replace(

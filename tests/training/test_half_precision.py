@@ -20,6 +20,8 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
 
+pytestmark = pytest.mark.long
+
 BASE = data_folder() / BASE_MODEL
 TRAIN = arithmetic.problems("train")
 FORMATS = ("bfloat16", "float16")

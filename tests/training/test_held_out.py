@@ -201,6 +201,7 @@ def test_a_best_adapter_of_steps_that_are_trained_again_is_taken_back(
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_patience_ends_the_run_also_where_it_was_killed_behind_it(merged, tmp_path, monkeypatch):
     """A policy that does not learn is not better: the run ends after two evaluations."""
     from peft import PeftModel
@@ -225,6 +226,7 @@ def test_patience_ends_the_run_also_where_it_was_killed_behind_it(merged, tmp_pa
     assert rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT) == adapter
 
 
+@pytest.mark.long
 def test_a_spent_coverage_budget_ends_the_run_and_best_keeps_within_it(merged, tmp_path):
     """Steps that are far too long take every right answer away: two evaluations see that."""
     config = replace(

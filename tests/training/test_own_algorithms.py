@@ -73,6 +73,15 @@ def test_what_contradicts_it_is_an_error_before_anything_is_loaded(here, setting
     assert not Path("run").exists()
 
 
+def test_a_guide_of_another_form_is_a_message(here, capsys):
+    Path("tuples.py").write_text(
+        "class Guide:\n    needs = ('entropies',)\n"
+        "    def log_guide(self, s, **w): ...\nmine = Guide()\n"
+    )
+    assert main(["train", "--algorithm", "tuples:mine", "--from", "arithmetic-base"]) == 2
+    assert "error: tuples:mine: a guide must have a method" in capsys.readouterr().err
+
+
 def install(folder, package, entries, module=""):
     """A package of that name in `folder`, as an installer leaves it."""
     info = folder / f"{package}-1.2.dist-info"
@@ -140,7 +149,7 @@ def test_the_pages_rule_by_hand(here):
     assert RlvrConfig(advantages=rule.text).advantages == rule.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_recipe_trains_and_resumes_with_the_same_code_alone(here, unsloth_module, capsys):
     words = ["train", "--algorithm", f"{here[0]}:lift", "--from", "arithmetic-base", "--out", "run"]
     words += ["--smoke", "--set", "preflight_prompts=0"]

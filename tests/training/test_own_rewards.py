@@ -105,6 +105,7 @@ def test_own_rewards_alone_need_no_answers(tmp_path, unsloth_module):
     assert sample.keys() == {"step", "prompt", "completion", "rewards", "reward"}
 
 
+@pytest.mark.long
 def test_a_reward_that_fails_within_a_run_names_itself_and_the_run_resumes(
     tmp_path, unsloth_module
 ):

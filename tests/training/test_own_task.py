@@ -92,6 +92,7 @@ def run_next(capsys, **files):
     return words
 
 
+@pytest.mark.long
 def test_the_printed_next_commands_run_to_the_end(tmp_path, unsloth_module, capsys, monkeypatch):
     """SFT, RL and evaluation of a task whose references are tests, with lengths of its own."""
     monkeypatch.chdir(tmp_path)
@@ -155,6 +156,7 @@ def test_a_chat_file_and_boxed_answers_without_a_system_prompt(tmp_path, unsloth
     assert "prompt.solution was null and is" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_task_of_reasoning_gym(tmp_path, unsloth_module):
     out = tmp_path / "gym"
     data = ["--data", "reasoning-gym:chain_sum", "--limit", "40"]

@@ -11,7 +11,7 @@ from sage_unsloth.grading.reward_functions import get_rewards
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.prompts import prompt_format
 from sage_unsloth.sampling.engines import Completion, InBatches
-from sage_unsloth.training.preflight import remedies, signal, untold_groups
+from sage_unsloth.training.preflight import boxed_share, remedies, signal, untold_groups
 
 
 def record(problem, grade, *, tag=True, finished=True, tokens=10):
@@ -96,6 +96,8 @@ def test_a_preflight_grades_as_rl_rewards(tmp_path, unsloth_module):
     assert found["dead_groups"] == 1
     *_, advice = json.loads((tmp_path / "preflight.json").read_text())["warnings"][:1]
     assert "(100% put their answer into a box instead)" in advice and "--tags boxed" in advice
+    other_tags = [{"extracted": None, "completion": "2<end_working_out><SOLUTION>2</SOLUTION>"}]
+    assert boxed_share(other_tags) == 0
 
 
 def test_who_was_asked_for_a_box_is_not_sent_to_one():
@@ -104,6 +106,7 @@ def test_who_was_asked_for_a_box_is_not_sent_to_one():
     assert r"hold one answer in \boxed{}" in advice and "--tags" not in advice
 
 
+@pytest.mark.long
 def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     unsloth_module, tmp_path, caplog
 ):

@@ -41,6 +41,7 @@ def whole_run(merged, tmp_path_factory):
     return rlvr(RLVR, merged, TRAIN, folder), folder
 
 
+@pytest.mark.long
 def test_every_row_is_sampled_and_the_right_completions_hold_the_policy(whole_run):
     _, folder = whole_run
     records = read_jsonl(folder / REHEARSAL)

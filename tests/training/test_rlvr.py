@@ -98,6 +98,7 @@ def test_a_folder_of_another_run_is_refused(merged, whole_run):
         sft(replace(CONFIG.sft, learning_rate=1.0), BASE, arithmetic.problems("sft"), merged.parent)
 
 
+@pytest.mark.long
 def test_killed_after_the_last_checkpoint_trains_no_further(
     merged, whole_run, tmp_path, monkeypatch
 ):
@@ -175,6 +176,7 @@ def test_killed_run_goes_on_to_the_same_weights(merged, whole_run, tmp_path, mon
     assert [[row[k] for k in keys] for row in again] == [[row[k] for k in keys] for row in whole]
 
 
+@pytest.mark.long
 def test_killed_in_the_second_pass_over_the_rows_goes_on_to_the_same_weights(
     merged, tmp_path, monkeypatch
 ):
@@ -206,6 +208,7 @@ def test_killed_in_the_second_pass_over_the_rows_goes_on_to_the_same_weights(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.long
 def test_same_data_order_for_every_algorithm(merged, tmp_path, monkeypatch):
     from sage_unsloth.grading.reward import SolutionReward
 
@@ -425,6 +428,7 @@ def test_completions_are_kept_with_their_grades(merged, tmp_path):
         assert row["grade"] == "correct" if right else row["grade"] != "correct"
 
 
+@pytest.mark.long
 def test_groups_without_a_signal_are_replaced_up_to_max_resamples(merged, tmp_path):
     """At every setting the trained completions are counted, kept and graded against their own
     prompts.

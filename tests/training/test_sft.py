@@ -84,6 +84,7 @@ def test_learns_the_whole_sequence_where_asked(unsloth_module, tmp_path, monkeyp
     assert load_tokenizer(BASE).decode(labels).startswith("You are given a problem.")
 
 
+@pytest.mark.long
 def test_killed_run_goes_on_to_the_same_weights(whole_run, tmp_path, monkeypatch):
     from transformers import Trainer
 

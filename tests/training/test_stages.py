@@ -196,6 +196,7 @@ def test_a_run_is_not_made_longer(sft_run, rl_run, capsys):
     assert f"by --model {sft_run / 'model'} with" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_that_trained_no_step_takes_new_settings(sft_run, tmp_path, monkeypatch, capsys):
     """As after running out of memory in the first step: the remedy is another setting."""
     from sage_unsloth.training import rlvr_stage as module
@@ -216,6 +217,7 @@ def test_what_no_result_depends_on_may_change(sft_run, rl_run):
     assert train(sft_run, rl_run, "--set", "save_steps=2", "sample_steps=3") == 0
 
 
+@pytest.mark.long
 def test_the_base_model_can_be_the_reference(sft_run, tmp_path):
     assert train(sft_run, tmp_path / "run", "--set", "reference=base") == 0
     run = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -247,6 +249,7 @@ def test_starting_points(sft_run, rl_run, tmp_path):
         starting_point(tmp_path, "sft")
 
 
+@pytest.mark.long
 def test_a_second_stage_of_rl_starts_from_the_first(sft_run, rl_run, tmp_path, capsys):
     """Its reference is the first stage's result, or with reference=base the first one's own."""
     first = shutil.copytree(rl_run, tmp_path / "first")
