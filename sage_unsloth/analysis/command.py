@@ -119,11 +119,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _parse_patterns(texts: list[str]) -> dict[str, str]:
-    """`["NAME=REGEX"]` as a dict.
-
-    Raises:
-        ValueError: another form.
-    """
+    """`["NAME=REGEX"]` as a dict; ValueError for another form."""
     patterns = {}
     for text in texts:
         name, equals, expression = text.partition("=")
@@ -134,11 +130,7 @@ def _parse_patterns(texts: list[str]) -> dict[str, str]:
 
 
 def _own_guide(reference: str) -> "Guide":
-    """The guide of `module:name`.
-
-    Raises:
-        ValueError: there is none; or see `own_algorithms.named_algorithm`.
-    """
+    """The guide of `module:name`; ValueError if there is none (`own_algorithms.named_algorithm`)."""
     from sage_unsloth.training.own_algorithms import named_algorithm
 
     guide = named_algorithm(reference).guide
@@ -150,13 +142,13 @@ def _own_guide(reference: str) -> "Guide":
 def _versions(folder: Path) -> dict[Path, tuple[int, int]]:
     """Inode and modification time of every file.
 
-    They are compared for equality alone, because clocks are set back.
+    Only compared for equality, because clocks may be set back.
     """
     return {f: (f.stat().st_ino, f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
 
 
 def _list_files(out: Path, before: dict[Path, tuple[int, int]]) -> str:
-    """Which files this run wrote, and which an earlier one."""
+    """Lists the files of this run, and those of earlier ones."""
     after = {str(file.relative_to(out)): version for file, version in _versions(out).items()}
     earlier = {str(file.relative_to(out)): version for file, version in before.items()}
     made = sorted(
@@ -175,8 +167,9 @@ def _list_files(out: Path, before: dict[Path, tuple[int, int]]) -> str:
 def _next_step(
     options: argparse.Namespace, patterns: dict[str, str], *, guided: bool, starts: Sequence[str]
 ) -> str:
-    """The command that adds what this one left out: a guide's tokens, then the responses scored by
-    the model that training began with, the first of `starts`; empty where nothing can be added.
+    """The command that adds what is missing: a guide's tokens, then perplexity, or "".
+
+    Perplexity is scored by the model that training began with, the first of `starts`.
     """
     words = ["analyze", *options.runs, "--out", options.out]
     given = {"--against": options.against, "--path": options.path, "--guide": options.guide}

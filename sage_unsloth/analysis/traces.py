@@ -1,4 +1,4 @@
-"""Where a guide acts: recorded completions under policy and reference, given to the guide."""
+"""Where a guide acts: scores recorded completions with policy and reference for the guide."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,19 +35,16 @@ def trace(
 ) -> TokenTrace:
     """Where a guide acts in one recorded completion, token by token.
 
-    EOS is among the tokens of a completion that ended by itself, as in training.
+    A completion that ended by itself includes its EOS, as in training.
 
     Args:
-        title: of the trace.
         policy: π, with its adapter.
-        tokenizer: of the policy.
-        guide: any guide.
         problem: the text of the problem, or a conversation.
-        record: of the completion; one without `finish_reason` has `longest`, the length limit.
+        record: of the completion; without `finish_reason` it has `longest`, the length limit.
         reference: π_ref; None is the policy without its adapter.
-        temperature: at which the completion was sampled in training.
+        temperature: of sampling in training.
         step, max_steps: optimizer step, for guides with a schedule.
-        seed: of the guide's noise, where it has some.
+        seed: of the guide's noise.
 
     Raises:
         ValueError: an empty completion, or no reference.
@@ -90,10 +87,10 @@ def trace(
 
 
 def read_guide(text: str) -> "Guide":
-    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2)".
+    """The guide in `run.json`, such as "BranchGuide(ratio=0.3, threshold=1.2)".
 
     Raises:
-        ValueError: not one of this package's guides, written as they print themselves.
+        ValueError: not the repr of one of this package's guides.
     """
     from sage_unsloth.methods import adaptive, teacher_guide
     from sage_unsloth.objective import guides, protocols, schedule
@@ -130,12 +127,11 @@ def read_guide(text: str) -> "Guide":
 def rollout_cases(
     name: str, run: str | Path, count: int
 ) -> tuple[list[Case], dict[str, str | list[dict[str, str]]]]:
-    """Problems of the last step of a run that logged completions, as cases, and their prompts.
+    """Problems of the last step with logged completions, as cases, and their prompts.
 
     Args:
-        name: of the run.
         run: its folder.
-        count: at most how many problems.
+        count: maximal number of problems.
 
     Raises:
         ValueError: the run has no completions.
@@ -174,7 +170,7 @@ def run_traces(
 ) -> Iterator[tuple[TokenTrace, "Guide"]]:
     """Traces of one run's completions in the case studies.
 
-    The first correct completion of each problem, or the first wrong one where there is none.
+    For each problem the first correct completion, or else the first wrong one.
 
     Args:
         name: of the run, as in the cases.
@@ -184,8 +180,7 @@ def run_traces(
         guide: of the run; None reads it from `run.json`.
 
     Raises:
-        ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is
-            unknown.
+        ValueError: no `run.json`, a custom guide, or a problem without text.
     """
     from sage_unsloth.objective.protocols import SteeredGuide
 

@@ -1,4 +1,4 @@
-"""The command `plan`: whether an RL run fits a card, before anything is loaded."""
+"""The command `plan`: whether an RL run fits a GPU, before anything is loaded."""
 
 import argparse
 from typing import Any

@@ -78,7 +78,7 @@ def _value(text: str) -> Any:
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Imports vLLM and raises ValueError for an argument it does not have, with the nearest name."""
+    """Imports vLLM and raises ValueError for an unknown argument, with the nearest name."""
     if not arguments:
         return
     from vllm import EngineArgs

@@ -196,7 +196,7 @@ def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
 
 
 class _Draw:
-    """A logits processor that leaves one sampled token per row, so that greedy decoding takes it."""
+    """A logits processor that leaves one sampled token per row for greedy decoding."""
 
     def __init__(self, uniforms_BT: Any, prompt_length: int):
         self.uniforms_BT, self.prompt_length = uniforms_BT, prompt_length
@@ -210,7 +210,7 @@ class _Draw:
 
 
 def completion_of(tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> Completion:
-    """Token ids up to the first stop token, as text; special tokens stay in it."""
+    """Token ids up to the first stop token, as text with special tokens."""
     ids = list(ids)
     end = next((place for place, token in enumerate(ids) if token in stops), None)
     ids = ids[:end]
