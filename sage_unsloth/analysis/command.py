@@ -16,7 +16,6 @@ RESPONSES = 64  # as in `report.analyze`
 
 
 def add_analyze(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `analyze`."""
     parser = commands.add_parser(
         "analyze",
         help="patterns, training dynamics, case studies, perplexity and where the guide acts, of "
@@ -130,7 +129,7 @@ def _parse_patterns(texts: list[str]) -> dict[str, str]:
 
 
 def _own_guide(reference: str) -> "Guide":
-    """The guide of `module:name`; ValueError if there is none (`own_algorithms.named_algorithm`)."""
+    """The guide of `module:name`; ValueError if there is none."""
     from sage_unsloth.training.own_algorithms import named_algorithm
 
     guide = named_algorithm(reference).guide

@@ -86,7 +86,6 @@ def plot_dynamics(
         runs: name -> rows of its `metrics.jsonl`.
         curves: model -> k -> held-out pass@k, of evaluated models.
         path: of the PNG; the CSV holds the metrics.
-        note: conditions, under the figure.
         models: the order for colours; None takes the curves' models, then the runs.
         window: optimizer steps of the centred moving average over the raw values.
     """
@@ -157,7 +156,6 @@ def plot_perplexity(
         values: model -> problem -> perplexities (`perplexity.perplexities`).
         problems: id -> title of its panel.
         path: of the PNG; the CSV is written next to it.
-        note: conditions, under the figure.
     """
     figure, axes = new_figure(len(problems))
     styles, rows = line_styles(values), []
@@ -201,9 +199,7 @@ def plot_trace(
     """Entropy and log-guide of the first `TOKENS_DRAWN` tokens of one completion.
 
     Args:
-        trace: of the completion.
         path: of the PNG; the CSV holds all tokens.
-        note: the conditions, under the figure.
         threshold: of a Branch guide, drawn in the entropy; nats.
     """
     from matplotlib.figure import Figure

@@ -100,7 +100,6 @@ class PatternFrequency:
     """How often one model's correct solutions show a pattern, and the counts behind the number.
 
     Attributes:
-        model, pattern: names.
         frequency: Eq. 13 with its 95 % interval over problems; None where nothing was solved.
         shown, correct: solutions that show the pattern, and correct solutions.
         problems_shown, problems: problems with such a solution, and with a correct one.
@@ -274,7 +273,6 @@ def case_studies(
     Args:
         samples: model -> records, all on the same problems with the same number of samples.
         a, b: models whose numbers of correct samples are compared.
-        count: number of problems.
         problems: id -> text.
 
     Raises:

@@ -83,7 +83,6 @@ def score_records(
 
     Args:
         model, tokenizer: the baseline M.
-        records: of one record set.
         problems: id -> text, for the prompt.
         path: .jsonl, one response a line: `problem_id`, `sample`, `num_tokens`, `total_logp` (Σ_t
             log p_M(y_t), nats) and `tokens_as_drawn`, whether the text has as many tokens as were

@@ -49,7 +49,6 @@ class Benchmark:
         samples: model -> records.
         against: the model that the others are compared with.
         problems: id -> text; empty if no step needs the texts.
-        folder: for its figures and pages.
     """
 
     name: str
@@ -302,7 +301,6 @@ def _guided_traces(
 
 
 def _write_token_page(traces: Sequence[tuple[Any, Any]], folder: Path) -> list[dict[str, Any]]:
-    """`tokens.html` and `tokens.png`."""
     page = trace_page(
         [trace for trace, _ in traces],
         "Where the guide acts, token by token",

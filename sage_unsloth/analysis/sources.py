@@ -113,7 +113,6 @@ def problem_texts(
     """id -> text of the problems in the records: stored by `evaluate`, else from the benchmark.
 
     Args:
-        benchmark: its name.
         data: folder of local copies; None uses the hub for benchmarks that are not embedded.
         known: the benchmark, if already loaded.
 

@@ -42,9 +42,7 @@ def trace(
         problem: the text of the problem, or a conversation.
         record: of the completion; without `finish_reason` it has `longest`, the length limit.
         reference: π_ref; None is the policy without its adapter.
-        temperature: of sampling in training.
         step, max_steps: optimizer step, for guides with a schedule.
-        seed: of the guide's noise.
 
     Raises:
         ValueError: an empty completion, or no reference.
@@ -129,10 +127,6 @@ def rollout_cases(
 ) -> tuple[list[Case], dict[str, str | list[dict[str, str]]]]:
     """Problems of the last step with logged completions, as cases, and their prompts.
 
-    Args:
-        run: its folder.
-        count: maximal number of problems.
-
     Raises:
         ValueError: the run has no completions.
     """
@@ -174,8 +168,6 @@ def run_traces(
 
     Args:
         name: of the run, as in the cases.
-        run: its folder.
-        cases: the problems.
         problems: id -> text, or conversation.
         guide: of the run; None reads it from `run.json`.
 

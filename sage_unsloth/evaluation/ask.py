@@ -95,7 +95,6 @@ def sampling_of(n: int, temperature: float | None, max_tokens: int) -> SamplingC
 
 
 def add_ask(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `ask`."""
     parser = commands.add_parser(
         "ask", help="one question to a model or a run, or several from the keyboard"
     )

@@ -20,7 +20,6 @@ SMOKE = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
 
 
 def add_evaluate(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `evaluate`."""
     parser = commands.add_parser(
         "evaluate",
         help="pass@k with intervals of models on benchmarks; resumes where it was stopped",
@@ -181,7 +180,6 @@ def _shorten(options: argparse.Namespace) -> None:
 
 
 def add_compare(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `compare`."""
     parser = commands.add_parser(
         "compare",
         help="the same report on any record sets that are on disk, and on logs of other tools",
@@ -220,7 +218,6 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for logs of other tools."""
     parser.add_argument(
         "--metric",
         nargs="+",

@@ -200,7 +200,6 @@ def _cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> 
 
 
 def _completions(name: str, item: RecordSet, problem: str) -> str:
-    """A model's completions of one problem."""
     result = item.examples.get(problem, {})
     return "".join(
         f'<h4>{escape(name)}, sample {result[kind]["sample"]}: <span class="{mark}">{kind}</span>'

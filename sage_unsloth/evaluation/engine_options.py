@@ -8,7 +8,6 @@ from sage_unsloth.sampling.engine_arguments import check_arguments, parse_argume
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds `--dtype` and `--engine-set`."""
     parser.add_argument(
         "--dtype",
         choices=DTYPES,

@@ -64,9 +64,7 @@ def parse_benchmark(
     """`NAME`, from the hub or the folder `data`, or `NAME=FILE`.
 
     Args:
-        data: folder of local copies.
         problems: number of problems to use; None uses all.
-        columns: of custom problems.
 
     Raises:
         ValueError: as `load_benchmark`; or `problems` < 1.
@@ -139,7 +137,6 @@ def sample_models(
 
     Args:
         models: specs of one name are training seeds of one method.
-        out: folder.
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
         dtype: "auto" (each model's own), "float32", "bfloat16" or "float16"; recorded.

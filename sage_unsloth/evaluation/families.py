@@ -27,7 +27,6 @@ def family_report(
     Args:
         rows: the problems, with `id` and `family`.
         samples: model -> records of N samples of every problem; the first is compared against.
-        sampling: settings of the samples.
         folder: gets the tables and figures of `report_sets`.
 
     Returns:

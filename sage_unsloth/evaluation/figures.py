@@ -21,7 +21,6 @@ def plot_pass_at_k(
     Args:
         panels: panel title -> model -> k -> estimate with its 95 % interval.
         path: of the PNG; the CSV is written next to it.
-        note: conditions, under the figure.
     """
     figure, axes = new_figure(len(panels))
     rows = []
@@ -44,7 +43,6 @@ def plot_differences(
     Args:
         panels: benchmark -> "a - b" -> k -> difference with its 95 % interval.
         path: of the PNG; the CSV is written next to it.
-        note: conditions, under the figure.
     """
     figure, axes = new_figure(len(panels))
     rows = []
@@ -60,7 +58,6 @@ def plot_differences(
 
 
 def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
-    """A curve with its band for each model."""
     styles = line_styles(curves)
     for model, curve in curves.items():
         draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
@@ -69,7 +66,6 @@ def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> N
 
 
 def draw_differences(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
-    """A curve with its band for each pair."""
     axis.axhline(0, color="#555555", linewidth=0.8)
     styles = line_styles(curves, first=1)  # the first is what the others are compared with
     for pair, curve in curves.items():

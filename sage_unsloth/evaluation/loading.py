@@ -21,7 +21,6 @@ class ModelSpec:
 
     Attributes:
         name: in records and figures; specs of one name are training seeds of one method.
-        path: model folder or hub id.
         adapter: LoRA folder to apply to it.
         template: one of `prompts.TEMPLATES`; None uses `templates.choose_template`.
         prompt: the prompt format; None uses `templates.choose_format`.

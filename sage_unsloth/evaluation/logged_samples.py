@@ -10,8 +10,6 @@ class SampleLog:
     """Samples of one model on one task, sampled and graded by another tool.
 
     Attributes:
-        tool: its name.
-        model, task: names in the log.
         temperature: of sampling; None if unknown.
         records: `problem_id`, `sample` (from 0), `problem` (the prompt's text), `completion`,
             `num_tokens` and `finish_reason` (None if unknown), `gold`, and `scores` (metric ->

@@ -24,7 +24,6 @@ def shared_part(
 
     Args:
         files: of the sets, for the problems of the benchmark.
-        sets: in the same order.
 
     Returns:
         The sets, and by benchmark: `problems` used, `of` how many, `samples`, and `left_out`, the

@@ -22,12 +22,10 @@ class RecordSet:
     """The graded samples of one model, of one training seed, on one benchmark.
 
     Attributes:
-        model, benchmark: names.
         problems: ids, in the order of the rows of `correct`.
         correct: (P, N) bool.
         records: `num_tokens`, `finish_reason` and `grade` of all P * N; the first two may be None
             for another tool's samples.
-        sampling: settings.
         golds: problem -> gold, in the order of `problems`.
         grader: of the records; the first of several.
         tool: the other tool that made the samples; None for a record set.
@@ -214,8 +212,6 @@ def seed_counts(
     """N, and the correct samples of each training seed of one model, (S, P).
 
     Args:
-        benchmark: its name, for messages.
-        seeds: the sets of the model.
         first: the benchmark's first set, which decides the order of problems.
 
     Raises:

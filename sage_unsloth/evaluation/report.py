@@ -75,7 +75,6 @@ def compare(
     Args:
         paths: .jsonl files of record sets, logs of other tools (`NAME=LOG` names the model), or
             folders with either; logs in a folder with record sets are ignored.
-        out: folder of the report.
         against: the model that the others are compared with; None takes the first.
         logs: how other tools' logs are read; None takes their own grades.
         partial: report on the problems and samples that all record sets on a benchmark have
@@ -142,7 +141,6 @@ def report_sets(
     """Tables and figures of record sets, written to `out`; the content of `report.json`.
 
     Args:
-        sets: of any models and benchmarks.
         against: the model that the others are compared with; None takes the first.
         parts: benchmark -> reported part (`partial.shared_part`), stored as `partial`.
 
@@ -294,7 +292,6 @@ def deviation_over_seeds(seeds: Sequence[RecordSet]) -> dict[str, Any]:
 
 
 def _plain(curves: Mapping[str, Mapping[str, Mapping[int, Estimate]]]) -> dict[str, Any]:
-    """Curves in the form of the JSON."""
     return {
         benchmark: {
             name: {str(k): asdict(estimate) for k, estimate in curve.items()}

@@ -123,7 +123,6 @@ def log_sets(
 
     Args:
         logs: see `read_log`.
-        own_sets: record sets to compare with.
 
     Raises:
         ValueError: no usable metric, other problems than a set on the same benchmark, or a log
@@ -242,7 +241,6 @@ def rename_problems(log: SampleLog, golds: Mapping[str, str], benchmark: str) ->
 
     Args:
         golds: problem -> gold, in the order of the set; may be empty.
-        benchmark: its name, for messages.
 
     Raises:
         ValueError: another number of problems, or other golds in order.

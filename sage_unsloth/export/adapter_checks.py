@@ -68,7 +68,6 @@ class Answers:
     """Greedy completions of a model with its adapter.
 
     Attributes:
-        ids: of prompt and completion.
         starts: position of each prompt's last token, whose logits choose the first new token.
         with_adapter, without: logits of `ids`.
     """

@@ -188,7 +188,6 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _policy(run: Run) -> tuple[Any, Any]:
-    """The trained policy and its tokenizer."""
     return load_policy(run.model_path, adapter=run.adapter, load_in_4bit=run.in_4bit)
 
 

@@ -68,7 +68,6 @@ def model_card(
 
     Args:
         kind: "adapter", "merged" or "gguf".
-        name: title.
         record: the run's `run.json`.
         metrics: rows of `metrics.jsonl`.
         base: hub id or name of the first model of the chain of runs.

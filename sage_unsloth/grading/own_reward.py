@@ -29,7 +29,6 @@ class OwnReward:
 
     Args:
         reward: must have a function.
-        seconds: time limit of one call.
     """
 
     def __init__(self, reward: Reward, seconds: float) -> None:
@@ -130,10 +129,6 @@ def try_reward(reward: Reward, row: Mapping[str, Any], seconds: float) -> None:
 
     A function with a parameter that only a trainer provides (`OF_TRL`) is not called. An exception
     is ignored if the function takes `**columns`, where it may look for such values.
-
-    Args:
-        row: as the trainer gets it.
-        seconds: time limit of the call.
 
     Raises:
         ValueError: as in training.

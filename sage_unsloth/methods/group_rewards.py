@@ -215,7 +215,6 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
 
 
 def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
-    """TRL's advantages of (B,) rewards."""
     groups = rewards.view(-1, num_generations)
     centred = groups - groups.nanmean(1, keepdim=True)
     if scale != "none":

@@ -85,7 +85,6 @@ def why_unserved(capability: tuple[int, int], arches: Iterable[str]) -> str | No
     """Why a GPU cannot be used; None if it can.
 
     Args:
-        capability: the GPU's compute capability.
         arches: of the installed PyTorch; empty if unknown.
     """
     arches = tuple(arches)

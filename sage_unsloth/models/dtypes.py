@@ -19,7 +19,6 @@ def chosen_dtype(expected: str, path: str | Path) -> str:
 
     Args:
         expected: one of `DTYPES`.
-        path: model folder or hub id.
 
     Raises:
         ValueError: an unknown dtype.

@@ -34,7 +34,6 @@ def load_teacher(
     Args:
         path: an adapter's folder, or a model's folder or hub id.
         base: folder or hub id of the model below the policy's adapter.
-        model: the policy.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise a teacher that is a model.
 

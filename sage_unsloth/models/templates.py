@@ -56,8 +56,6 @@ def choose_template(
     template ends a turn by a token at which the model does not stop.
 
     Args:
-        path: model folder or hub id.
-        tokenizer: the model's, as loaded.
         stops: the tokens that end its completions (`tokenizers.stop_tokens`).
         expected: one of `prompts.TEMPLATES`, or None.
         adapter: the LoRA folder that will be put on the model.

@@ -23,7 +23,6 @@ def load_tokenizer(
     adapter: str | Path | None = None,
     prompt: PromptFormat | None = None,
 ) -> Any:
-    """The tokenizer of `open_tokenizer`."""
     return open_tokenizer(path, template, adapter, prompt)[0]
 
 
@@ -36,7 +35,6 @@ def open_tokenizer(
     """The tokenizer of a model with chat template and pad token, and the reason for its template.
 
     Args:
-        path: folder or hub id.
         template: one of `prompts.TEMPLATES`; None uses `templates.choose_template`.
         adapter: the LoRA folder for the model; its training may decide the template.
         prompt: the format; None uses `templates.choose_format`.
@@ -100,7 +98,6 @@ def prepare_tokenizer(
         tokenizer: is changed in place.
         config: of the model, for the rows of the embedding.
         stops: see `stop_tokens`.
-        path: of the model, for messages.
 
     Raises:
         ValueError: no EOS token, no token can serve as pad, or see `templates.put_template`.

@@ -48,7 +48,6 @@ def check_numbers(
 
     Args:
         name: of the trainer's function, for the message.
-        run: that function.
         kl_estimator, k3_max: as for `grpo_loss`.
 
     Raises:
@@ -236,7 +235,6 @@ def check_trl(trainer_class: type, consulted_loss: Callable[..., Tensor]) -> Non
     other numbers.
 
     Args:
-        trainer_class: TRL's, or a subclass.
         consulted_loss: calls its loss (`trl_seam.py`).
 
     Raises:

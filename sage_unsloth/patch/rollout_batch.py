@@ -66,7 +66,6 @@ def rollout_signals(
     Args:
         needs: of `signals.OPTIONAL_SIGNALS`, and "groups"; "entropies" is computed by the loss
             instead.
-        scoring: the trainer's.
         teacher: a frozen model, or the name of a frozen adapter; for "teacher_logps".
 
     Raises:

@@ -72,7 +72,6 @@ def guide_watch(
     Args:
         measured, clock: the hook's; None if nothing in the trainer's loss is replaced.
         record: must be equal to resume a checkpoint.
-        frozen_adapters: adapters that are not trained.
         loss: the function that each step must reach.
         resume_with_changes: resume a checkpoint even if its settings differ.
     """

@@ -148,7 +148,6 @@ def _kv_cache(s: Setup, at_once: int, number: int) -> Item:
 
 
 def trained_parameters(setup: Setup) -> int:
-    """Weights that the optimizer changes."""
     if setup.lora_rank is None:
         return setup.architecture.num_parameters
     return lora_parameters(setup.architecture, setup.lora_rank, setup.lora_targets)

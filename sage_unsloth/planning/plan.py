@@ -29,7 +29,6 @@ class StepPlan:
 
     Attributes:
         tokens_per_step: at most, prompts and completions.
-        steps: optimizer steps.
         epochs: passes over the rows; None if their number is unknown.
         disk_bytes: of the checkpoints, one more being written, and the result.
     """

@@ -23,10 +23,8 @@ class ModelPreset:
         hub_id: or a folder; the embedded model is a folder of this name in
             `embedded.data_folder()`.
         full_finetuning: train every weight; else an adapter (LoRA).
-        sft_first: SFT comes before RL.
         max_prompt_length, max_completion_length: of RL, tokens.
         sft_max_length: prompt and solution together, tokens.
-        rl_steps: optimizer steps of RL.
         prompts_per_step, num_generations: problems in a step of RL, completions for each.
         license: of the weights, as the hub spells it, or None.
         dtype: "bfloat16", or "float32" for the embedded model.
@@ -214,7 +212,6 @@ class CardPreset:
     Attributes:
         name: nominal size, GB.
         memory_gib: reported memory of the smallest such GPU, GiB.
-        cards: examples.
         bfloat16: else training runs in float16.
         use_vllm: rollouts by vLLM inside Unsloth; else by transformers.
         gpu_memory_utilization: the share of the GPU for vLLM. Unsloth's standby mode always sets

@@ -144,7 +144,6 @@ def solved_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
 
 
 def problem_text(number: int, factor: int) -> str:
-    """The problem as the user asks it."""
     return f"{number}*{factor}=?"
 
 

@@ -31,9 +31,7 @@ class Benchmark:
 
     Attributes:
         name: as given to `load_benchmark`.
-        rows: see the module.
         provenance: hub id and revision, or file and digest.
-        checker: grades the answers.
         not_integers: ids of rows whose gold is not an integer, in a benchmark of integers.
     """
 
@@ -59,7 +57,6 @@ def load_benchmark(
             separated by commas, or a folder with NAME.jsonl and so on; parts of a benchmark
             (`aime`) have their own names there. Custom problems may also be on the hub: OWNER/NAME
             or OWNER/NAME:CONFIG.
-        columns: of custom problems.
 
     Raises:
         ValueError: an unknown name; a wrong number of rows; a row without problem or answer; or see

@@ -107,7 +107,6 @@ def find_columns(
 
     Args:
         raw: rows as read.
-        columns: the named ones.
         needed, optional: roles besides the problem.
         data: name of the data, for messages.
 

@@ -67,7 +67,6 @@ def sft_corpus(
     Args:
         max_length: tokens of prompt and solution together.
         data: "openmath" or "arithmetic".
-        path: a local copy of OpenMathReasoning-mini.
         source: the result of `sft_rows` for `data` and `path`; None calls it.
         prompt: defines the tags of the solutions.
 
@@ -103,7 +102,6 @@ def sft_rows(
             solutions and, optionally, answers.
         path: a local copy of OpenMathReasoning-mini; with `columns`, a custom file.
         limit: read the first N rows of the source; None reads all.
-        columns: of custom data.
         prompt: defines the tags around a solution, if there is an answer to put between them.
         verifier: None is mathematics. If its golds are not answers (tests of a program, a pattern),
             solutions are used as they are.
@@ -158,7 +156,6 @@ def rl_corpus(
     Args:
         max_prompt_length: tokens.
         data: "dapo" or "arithmetic".
-        path: a local copy of DAPO-Math-17k-Processed.
         limit: read the first N rows of the source; None reads all, of dapo the paper's `RL_ROWS`.
         source: the result of `rl_rows` for `data`, `path` and `limit`; None calls it.
 
@@ -192,7 +189,6 @@ def rl_rows(
             the hub.
         path: a local copy of DAPO-Math-17k-Processed; with `columns`, a custom file.
         limit: see `rl_corpus`.
-        columns: of custom data.
         verifier: None takes the default of the data: reasoning-gym's own scorer for its tasks,
             mathematics for all others.
         answered: rows need an answer; False for custom rewards without one.

@@ -28,7 +28,6 @@ class Corpus:
         provenance: hub id and revision, or file and digest.
         columns: of custom data: role -> column.
         left_out: the problems of the first `NAMED` rows that each filter left out.
-        checker: grades the answers.
     """
 
     rows: list[dict]
@@ -61,7 +60,6 @@ class Corpus:
         return f"Data: {printable('; '.join(parts))}"
 
     def table(self) -> list[dict]:
-        """The counts as rows of a table."""
         return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
 
     def repeated(self) -> str:

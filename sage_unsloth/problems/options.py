@@ -11,7 +11,6 @@ logger = logging.getLogger(__name__)
 
 
 def add_columns(parser: argparse.ArgumentParser) -> None:
-    """Adds `--columns`, `--answer-pattern` and `--split`."""
     parser.add_argument(
         "--columns",
         nargs="+",
@@ -29,7 +28,6 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """Adds `--template`, `--system-prompt` and `--tags`."""
     parser.add_argument(
         "--template",
         choices=TEMPLATES,

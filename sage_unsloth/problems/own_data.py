@@ -30,7 +30,6 @@ class OwnRows:
         filters: description -> whether each source row passes. `rows` has all rows, so that those
             left out can be listed.
         provenance: hub id and revision, or file and digest; and the named columns.
-        columns: role -> column.
     """
 
     rows: list[dict]

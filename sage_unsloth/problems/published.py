@@ -21,8 +21,6 @@ class Published:
         num_rows: required number of rows from any source; None does not check.
         integer: answers are integers, however written ("025", 27.0).
         read: (row) -> fields that replace those found by name.
-        keep: filter of rows.
-        checker: grades the answers.
     """
 
     sources: tuple[Source, ...] = ()

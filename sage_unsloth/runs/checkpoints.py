@@ -62,7 +62,6 @@ def trained_adapter(folder: Path, newest: Path | None) -> Path | None:
     The second is used if the run was killed before it wrote `adapter/`.
 
     Args:
-        folder: of the run.
         newest: its `last_checkpoint`.
     """
     adapter = folder / "adapter"

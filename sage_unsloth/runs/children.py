@@ -24,10 +24,8 @@ def start_child(
     It must call `end_with_parent`.
 
     Args:
-        words: module and arguments.
         log: file for standard output and error, appended to.
         cache: folder for what Unsloth compiles: two processes must not write to one.
-        threads: of its computations.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:

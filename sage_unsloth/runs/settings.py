@@ -57,7 +57,6 @@ class Setting:
 
     Attributes:
         name: "beta", or "lora.rank" for a nested dataclass.
-        type: its annotation.
         text, group, free, trainer: see `setting`.
         limits: "> 0", "in [0, 1]", or empty.
     """
@@ -216,7 +215,6 @@ def _as_python(text: str) -> str:
 
 
 def attributes_text(stage: type) -> str:
-    """The `Attributes:` of a stage's docstring."""
     lines = ["", "    Attributes:"]
     for item in _own_first(stage):
         limits = _limits(item.metadata)

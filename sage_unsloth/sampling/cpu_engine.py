@@ -23,7 +23,6 @@ def start_beside(
         model: a peft policy, which gets `vllm_engine` and `load_lora`.
         path: of its base; model folder or hub id.
         max_length: prompt and completion together, tokens.
-        rank: of the adapter.
         arguments: further arguments of `vllm.LLM`.
     """
     run_in_this_process()

@@ -56,7 +56,6 @@ def completions(
     """The completions of `missing`, in batches that are written together.
 
     Args:
-        missing: in sampling order.
         prompts: problem -> token ids.
         stop: on a signal, the batch in flight is finished, and nothing more.
         bar: advanced as completions end.

@@ -27,7 +27,6 @@ def engine_errors(name: str, phase: str, *, refusals: bool = True) -> Iterator[N
     """Adds phase and fix to exceptions of an engine, which have classes of their own.
 
     Args:
-        name: of the model.
         phase: one of `PHASES`.
         refusals: a ValueError inside is from this package and keeps its message.
 

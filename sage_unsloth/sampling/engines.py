@@ -122,13 +122,11 @@ class InBatches:
     def draw(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig
     ) -> list[Completion]:
-        """See `Engine`."""
         raise NotImplementedError
 
     def stream(
         self, requests: Iterable[Request], config: SamplingConfig, ended: Ended = ignore
     ) -> Iterator[tuple[int, Completion]]:
-        """See `Engine`."""
         waiting, start = iter(requests), 0
         while batch := list(islice(waiting, config.batch_size)):
             drawn = self.draw([ids for ids, _ in batch], [seed for _, seed in batch], config)

@@ -33,7 +33,6 @@ FREE_SETTINGS = ("num_samples", "batch_size", "grade_seconds")
 
 
 def settings_path(path: str | Path) -> Path:
-    """The settings file of a record set."""
     return Path(path).with_suffix(".settings.json")
 
 

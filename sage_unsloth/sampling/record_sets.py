@@ -74,8 +74,6 @@ def sample_and_grade(
         config: sampling; N is its `num_samples`.
         rows: dicts with `id`, `problem` (or `messages`, a conversation), `answer`, and `gold` if
             the checker compares with something else.
-        path: the record set.
-        model, benchmark: names for the records.
         identity: further values that identify the set, such as digests of the weights
             (`model_identity`).
         provenance: origin of the rows; stored with the settings, and may change as long as the

@@ -137,7 +137,6 @@ def reporting_bar(ended: Ended, iterable: Iterable | None = None, **options: Any
     Args:
         ended: called with the number of completions.
         iterable: the requests, for the first bar.
-        options: tqdm's.
     """
     if iterable is not None:
         return iterable
@@ -163,7 +162,6 @@ def lora_request(adapters: Sequence[str], adapter: str | Path) -> Any:
 def request_parameters(
     tokenizer: Any, stops: Sequence[int], seed: int, config: SamplingConfig
 ) -> Any:
-    """vLLM's `SamplingParams` of one completion."""
     from vllm import SamplingParams
 
     return SamplingParams(

@@ -29,7 +29,6 @@ def save_bad_batch(
         inputs: of `compute_loss`; its tensors and numbers are saved.
         signals: further tensors of the loss.
         texts: prompts, completions and rewards, for a bad reward.
-        weights: the trained ones.
     """
     from safetensors.torch import save_file
 

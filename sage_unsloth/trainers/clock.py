@@ -21,7 +21,6 @@ class Clock:
     the run.
 
     Args:
-        trainer: whose steps are counted.
         stream: a name; each gives other random numbers, different from those of the guide.
     """
 

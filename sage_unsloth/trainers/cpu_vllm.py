@@ -61,7 +61,6 @@ def put_beside(model: Any, start: Callable[[], Any]) -> None:
     """Gives a policy its engine, as Unsloth's loader does on a GPU; later trainers use it.
 
     Args:
-        model: a peft policy.
         start: makes the engine; called once vLLM accepts adapters as tensors.
 
     Raises:

@@ -40,8 +40,6 @@ WRAPPED = "_sage_unsloth_wrapped"
 
 
 class _Method:
-    """A wrapped method of one trainer."""
-
     def __init__(self, trainer: Any, name: str) -> None:
         self.own = getattr(trainer, name)
         self.order = ORDER[name]

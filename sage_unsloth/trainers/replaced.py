@@ -17,7 +17,6 @@ def replace_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
     in reverse order.
 
     Args:
-        owner: an instance or a module.
         attributes: new values by name; `owner` need not have the name.
     """
     before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}

@@ -51,7 +51,6 @@ class _PlainHead:
             weight, bias: of the output head, (V, H) and (V,).
             targets: the tokens, (N,).
             temperature, logit_scale, softcap: divisor, factor and cap of the logits.
-            outputs: the requested ones.
         """
         if any(name not in ("log_probs", "entropy") for name in outputs):
             raise ValueError(f"outputs must be log_probs or entropy without a GPU, got {outputs}")

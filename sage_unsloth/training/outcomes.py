@@ -113,8 +113,6 @@ def training_command(
     """The command that trains by RL on the result of an SFT run.
 
     Args:
-        out: folder of the SFT run.
-        config: of the SFT run.
         max_length: of the model's preset; if the run had another one, RL gets its lengths.
         data: custom data; None for the model's default.
         columns: of `data`.

@@ -175,7 +175,6 @@ def preflight(
     Args:
         engine: samples from the policy that training begins with.
         rows: the training rows; the prompts are evenly spaced among them.
-        verifier: grades the answers.
         reward: its total decides which groups have a signal; None for only the checked answer.
     """
     chosen = chosen_rows(config, rows)

@@ -36,9 +36,7 @@ def draw_rehearsal(
 
     Args:
         engine: samples from π_ref, the policy that training begins with.
-        rows: the training rows.
         folder: of the run, which gets the record set `REHEARSAL`.
-        verifier: grades the answers.
         resumed: training has begun, so the engine's policy is no longer π_ref.
 
     Raises:
