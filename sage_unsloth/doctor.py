@@ -26,7 +26,7 @@ OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
 
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
-        "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
+        "doctor", help="check versions, device, memory and patch contract, and suggest fixes"
     )
     add_deep(parser, _act)
 

@@ -161,7 +161,7 @@ def choose(machine: Machine, expected: Iterable[str]) -> Choice:
             selected -= VLLM_REPLACES
         else:
             expected = tuple(text for text in expected if Requirement(text).name != "vllm")
-            reasons.append(f"Without vLLM (completions are drawn by transformers): {reason}.")
+            reasons.append(f"Without vLLM (completions are sampled by transformers): {reason}.")
     constraints = tuple(
         f"{name}=={machine.packages[name]}"
         for name in KEPT
@@ -229,7 +229,7 @@ def _take_one_card(machine: Machine, say: Callable[[str], None]) -> None:
         return
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     say(
-        f"{len(machine.cards)} cards: this notebook takes the first. For RL on all of them: "
+        f"{len(machine.cards)} GPUs: this notebook takes the first. For RL on all of them: "
         f"!CUDA_VISIBLE_DEVICES={','.join(map(str, range(len(machine.cards))))} torchrun "
         f"--nproc-per-node {len(machine.cards)} -m sage_unsloth train ... (never tried on GPUs)"
     )

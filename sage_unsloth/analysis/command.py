@@ -18,8 +18,8 @@ RESPONSES = 64  # as in `report.analyze`
 def add_analyze(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "analyze",
-        help="patterns, training dynamics, case studies, perplexity and where the guide acts, of "
-        "finished runs",
+        help="analyze finished runs: patterns, training dynamics, case studies, perplexity, where "
+        "the guide acts",
     )
     parser.add_argument(
         "runs",
@@ -42,7 +42,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--perplexity",
         metavar="PATH[+ADAPTER]",
-        help="score the responses under this baseline model; resumes where it was stopped",
+        help="score the responses with this baseline model; resumes after a stop",
     )
     parser.add_argument(
         "--responses",
@@ -59,7 +59,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--guide",
         metavar="MODULE:NAME",
-        help="your own guide or algorithm of these runs, for --page (default: as in run.json)",
+        help="custom guide or algorithm of these runs, for --page (default: as in run.json)",
     )
     parser.add_argument(
         "--path",
@@ -71,7 +71,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         default=[],
         metavar="NAME=FILE",
-        help="files of benchmarks, as of evaluate, where the records lack the problems' texts",
+        help="benchmark files, as for evaluate, if the records lack the problems' texts",
     )
     add_columns(parser)
     parser.set_defaults(act=_analyze)

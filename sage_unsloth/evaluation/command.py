@@ -22,7 +22,7 @@ SMOKE = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
 def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "evaluate",
-        help="pass@k with intervals of models on benchmarks; resumes where it was stopped",
+        help="pass@k with intervals of models on benchmarks; resumes after a stop",
     )
     parser.add_argument(
         "--models",
@@ -38,8 +38,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         required=True,
         metavar="NAME[=FILE[,FILE]]",
         help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, "
-        "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own, which "
-        "may also be OWNER/NAME[:CONFIG] of the hub",
+        "reasoning-gym:TASK and others; with a file: a local copy, or your problems, which "
+        "may also be OWNER/NAME[:CONFIG] on the hub",
     )
     parser.add_argument(
         "--path", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
@@ -52,24 +52,25 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a few short completions, where nothing else is asked for: shows that everything "
-        "works, and its figures mean nothing",
+        help="a few short completions (other options win); only shows that everything works",
     )
     add_columns(parser)
     add_prompt(parser)
-    parser.add_argument("--problems", type=int, help="only the first so many of each benchmark")
+    parser.add_argument(
+        "--problems", type=int, help="use only this many problems of each benchmark"
+    )
     parser.add_argument(
         "--engine",
         choices=ROLLOUTS,
         default="auto",
-        help="auto: vllm where there are a GPU and the package (default: %(default)s)",
+        help="auto: vllm if there is a GPU and the package (default: %(default)s)",
     )
     add_engine_options(parser)
     parser.add_argument(
         "--load-in-4bit",
         action=argparse.BooleanOptionalAction,
-        help="quantise the weights of all models (a 7B model on a card of 16 GB; draws by "
-        "transformers), or of none (default: of those that were trained in 4 bits)",
+        help="quantise the weights of all models (a 7B model on a GPU of 16 GB; needs "
+        "transformers), or of none (default: of models that were trained in 4 bits)",
     )
     parser.add_argument(
         "--batch",
@@ -82,8 +83,12 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     for flag, default, text in (
         ("--n", sampling.num_samples, "samples of each problem"),
         ("--temperature", sampling.temperature, "logits are divided by it"),
-        ("--top-p", sampling.top_p, "share of the probability that is kept; 1: all of it"),
-        ("--top-k", sampling.top_k, "tokens that may be drawn; -1: all"),
+        (
+            "--top-p",
+            sampling.top_p,
+            "sample from the most probable tokens with this total probability",
+        ),
+        ("--top-k", sampling.top_k, "sample from this many most probable tokens; -1: all"),
         ("--min-p", sampling.min_p, "least probability of a token, relative to the likeliest"),
         ("--max-tokens", sampling.max_completion_length, "longest completion"),
         ("--seed", sampling.seed, "from which each completion's own is derived"),
@@ -100,7 +105,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--other-verifier",
         action="store_true",
-        help="grade problems of your own by --verifier although a model was trained by another",
+        help="grade your problems with --verifier although a model was trained with another one",
     )
     _add_against(parser)
     parser.set_defaults(act=_evaluate)
@@ -195,7 +200,7 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="report on the problems and samples that all models have, where drawing is not done",
+        help="report on the problems and samples that all models have, before sampling is complete",
     )
     parser.add_argument("--out", default="runs/comparison", help="folder (default: %(default)s)")
     _add_against(parser)
@@ -223,7 +228,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="METRIC",
-        help="of other tools' logs: which says what is correct, where several could",
+        help="metric of correctness in other tools' logs, if there are several",
     )
     parser.add_argument(
         "--regrade",

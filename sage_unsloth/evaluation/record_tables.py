@@ -171,8 +171,8 @@ class Comparable:
         if different:
             result = ", ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
             raise ValueError(
-                f"sets on {benchmark} must be drawn alike to be compared, but {other} and {file} "
-                f"differ in {result}. Draw one of them again, in another folder"
+                f"sets on {benchmark} must be sampled alike to be compared, but {other} and {file} "
+                f"differ in {result}. Sample one of them again, in another folder"
             )
         both = list(dict.fromkeys([*graders_before, *graders]))
         if len(both) > 1:
@@ -180,7 +180,7 @@ class Comparable:
             raise ValueError(
                 f"sets on {benchmark} must be graded alike to be compared, but the lines of "
                 f"{' and '.join(files)} were graded by {' and by '.join(both)}. Run evaluate on "
-                "each again: it grades what is old and draws nothing"
+                "each again: it grades old records and samples nothing"
             )
 
     def _check_golds(self, file: Path, benchmark: str, records: Sequence[dict]) -> None:

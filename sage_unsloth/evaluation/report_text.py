@@ -28,8 +28,8 @@ def report_text(result: Mapping[str, Any]) -> str:
         cut = [name for name, row in rows.items() if (row["truncated"] or 0) > MUCH_CUT]
         if cut:
             lines.append(
-                f"More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were cut at the "
-                "length limit and count as wrong: raise --max-tokens, in another --out."
+                f"More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were truncated "
+                "at the length limit and count as wrong: raise --max-tokens, in another --out."
             )
         for pair, curve in result["differences"][benchmark].items():
             ks = list(curve)
@@ -99,7 +99,7 @@ def _completions(row: Mapping[str, Any]) -> dict[str, str]:
 def graders_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Models whose samples come from another tool, and their graders."""
     result = [
-        f"{name}: drawn by {row['drawn_by']}, graded by {row['graded_by']}"
+        f"{name}: sampled by {row['drawn_by']}, graded by {row['graded_by']}"
         for name, row in rows.items()
         if "drawn_by" in row
     ]

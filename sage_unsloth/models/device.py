@@ -91,12 +91,12 @@ def why_unserved(capability: tuple[int, int], arches: Iterable[str]) -> str | No
     if capability < OLDEST_CAPABILITY:
         return (
             f"Unsloth needs compute capability {OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} or "
-            f"newer, but this card has {capability[0]}.{capability[1]}"
+            f"newer, but this GPU has {capability[0]}.{capability[1]}"
         )
     if arches and not drives(arches, capability):
         return (
-            f"the installed PyTorch is compiled for {' '.join(arches)}, but this card has compute "
-            f"capability {capability[0]}.{capability[1]}. Use another card, or an older PyTorch "
+            f"the installed PyTorch is compiled for {' '.join(arches)}, but this GPU has compute "
+            f"capability {capability[0]}.{capability[1]}. Use another GPU, or an older PyTorch "
             "that is still in the range of this package"
         )
     return None

@@ -12,7 +12,7 @@ def add_plan(commands: Any) -> None:
     )
     parser.add_argument(
         "--model",
-        help="a preset, a folder or a hub id; without it, the table of all presets and cards",
+        help="a preset, a folder or a hub id; without it, the table of all presets and GPUs",
     )
     *sizes, largest = CARDS
     parser.add_argument(

@@ -19,7 +19,7 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
     if fits.fits:
         return fits
     lines = [
-        f"the run must fit the card's {memory_gib:.1f} GiB, but it needs {fits.needed / GIB:.1f} "
+        f"the run must fit the GPU's {memory_gib:.1f} GiB, but it needs {fits.needed / GIB:.1f} "
         "GiB (computed). What to change, least harm first:"
     ]
     together = setup
@@ -141,7 +141,7 @@ def memory_of_card(memory: float | None) -> float | None:
     if memory is not None:
         if memory <= 0:
             raise ValueError(
-                f"the memory of a card must be > 0 GiB, got {memory:g}. Leave --memory out to ask "
+                f"the memory of a GPU must be > 0 GiB, got {memory:g}. Leave --memory out to ask "
                 "this machine"
             )
         card = CARDS.get(f"{memory:g}")

@@ -81,12 +81,12 @@ def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
     lines.append(f"  ~{size(memory.peak):>10}  at the peak")
     if memory.needed > memory.peak:
         lines.append(
-            f"  ~{size(memory.needed):>10}  of a card, so that vLLM starts in "
+            f"  ~{size(memory.needed):>10}  of a GPU, so that vLLM starts in "
             f"{setup.gpu_memory_utilization:.0%} of it"
         )
     if memory_gib is not None:
         lines.append(
-            f"   {memory_gib:6.2f} GiB  on the card: it {'fits' if memory.fits else 'does not fit'}"
+            f"   {memory_gib:6.2f} GiB  on the GPU: it {'fits' if memory.fits else 'does not fit'}"
         )
     if memory.host:
         lines.append(

@@ -16,7 +16,7 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="NAME=COLUMN",
-        help="columns of your own data: problem=question answer=answer, messages=, solution=; any "
+        help="columns of your data: problem=question answer=answer, messages=, solution=; any "
         "other NAME is passed to rewards",
     )
     parser.add_argument(

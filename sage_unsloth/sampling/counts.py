@@ -38,7 +38,7 @@ def correct_matrix(
             raise ValueError(
                 f"every problem must have {num_samples} samples, but "
                 f"{problem!r}{f' of {of}' if of else ''} has {len(samples)}. Run evaluate again, "
-                "which draws the rest"
+                "which samples the rest"
             )
     correct_PN = np.array(
         [[result[p][i] for i in range(num_samples)] for p in problems], dtype=bool

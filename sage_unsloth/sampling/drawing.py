@@ -94,6 +94,6 @@ def completions(
     if failure is not None:
         raise EngineError(
             f"the engine failed with {len(missing):,} completions left: {type(failure).__name__}: "
-            f"{failure!s:.500}. Earlier completions are kept in {path}. Run the same command "
+            f"{failure!s:.500}. Earlier completions are saved in {path}. Run the same command "
             "again, with a smaller batch if memory ran out"
         ) from failure

@@ -46,7 +46,7 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     if capability < VLLM_CAPABILITY:
         return (
             f"the pinned vLLM needs compute capability {VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}, "
-            f"but this card has {capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
+            f"but this GPU has {capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
         )
     if importlib.util.find_spec("vllm") is None:
         return 'it is not installed (pip install "sage_unsloth[vllm]")'

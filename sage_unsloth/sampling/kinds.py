@@ -39,8 +39,8 @@ def correct_shares(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
 
 
 def kinds_text(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """One line: "number 12 of 20 right, text 3 of 4 right"."""
+    """One line: "number 12 of 20 correct, text 3 of 4 correct"."""
     return ", ".join(
-        f"{kind} {result['correct']} of {result['answers']} right"
+        f"{kind} {result['correct']} of {result['answers']} correct"
         for kind, result in counts.items()
     )

@@ -72,7 +72,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     result = recorded.get("format", 1)
     if result != FORMAT:
         remedy = (
-            "Upgrade sage_unsloth" if result > FORMAT else "Choose another --out and draw again"
+            "Upgrade sage_unsloth" if result > FORMAT else "Choose another --out and sample again"
         )
         raise ValueError(
             f"record sets must be of format {FORMAT}, but {file} is of format {result}. {remedy}"

@@ -28,7 +28,7 @@ def test_counts_and_shares_by_hand():
         "not recorded": {"answers": 1, "correct": 1},
     }
     assert correct_shares(counts) == {"number": 0.6, "text": 0.2, "not recorded": 0.2}
-    assert kinds_text(count_kinds(rows(text=(2, 1)))) == "text 1 of 2 right"
+    assert kinds_text(count_kinds(rows(text=(2, 1)))) == "text 1 of 2 correct"
 
 
 @pytest.fixture
