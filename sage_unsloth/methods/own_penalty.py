@@ -115,14 +115,14 @@ def _inside_unsloth(
 def _inside_trl(
     seam: Any, kl_estimator: str, penalty: Penalty, trainer: Any = None
 ) -> dict[str, Listener]:
-    from sage_unsloth.patch.trl_seam import consulted_loss
+    from sage_unsloth.patch.trl_seam import loss_with_hook
 
     rewritten = rewritten_loss(getattr(seam.trainer_class, names.TRL_LOSS))
     own: dict[str, Any] = {PENALTY_HOOK: penalty}
     with_ratio, bounded = kl_estimator == "k3-is", kl_estimator not in PENALTIES
     check_numbers(
         names.TRL_LOSS,
-        run_of_trl(rewritten, consulted_loss, with_ratio=with_ratio, **own),
+        run_of_trl(rewritten, loss_with_hook, with_ratio=with_ratio, **own),
         kl_estimator if bounded else penalty,
         k3_max=UNSLOTH_K3_MAX if bounded else None,
     )

@@ -98,7 +98,7 @@ class UnslothHook(Hook):
         # In the order that `contract.py` has checked.
         new_logps, old_logps, ref_logps, sampling_logps, head, ids, mask, *rest = arguments
         advantages, beta, *rest = rest
-        ref_logps, advantages = self.consult(
+        ref_logps, advantages = self.apply_hook(
             new_logps=new_logps,
             old_logps=old_logps,
             ref_logps=ref_logps,

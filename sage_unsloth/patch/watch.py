@@ -20,7 +20,7 @@ STATE = "SageGuide"
 """Key of the guide's state in a checkpoint's trainer_state.json."""
 
 
-class Measured:
+class GuideMetricsLogger:
     """Counts the micro-batches of one `guided_kl` and logs their metrics with the trainer's."""
 
     def __init__(self, trainer: Any, guide: Guide | None) -> None:
@@ -54,7 +54,7 @@ class Measured:
 
 def guide_watch(
     trainer: Any,
-    measured: Measured | None,
+    measured: GuideMetricsLogger | None,
     clock: Clock | None,
     *,
     guide: Guide | None,
