@@ -109,7 +109,7 @@ def guided_kl(
         # Unsloth's functions are replaced for the whole process, so one guided_kl at a time.
         stack.enter_context(alone())
         stack.enter_context(replace_attributes(trainer, **{OPEN: True}))
-        stack.enter_context(seam.prepared(trainer))
+        stack.enter_context(seam.cpu_shims(trainer))
         guard = stack.enter_context(finite_only(trainer))
         # After the guard, to which the hook hands its signals.
         hook = None  # None: the trainer's own loss runs
@@ -117,7 +117,7 @@ def guided_kl(
             of_batch = stack.enter_context(
                 rollout_signals(trainer, choice.needs, scoring=seam.scoring, teacher=teacher)
             )
-            hook = stack.enter_context(seam.hooked(trainer, choice, guard, of_batch))
+            hook = stack.enter_context(seam.install_hook(trainer, choice, guard, of_batch))
         adapters = seam.own_adapters(trainer)
         watch = guide_watch(
             trainer,

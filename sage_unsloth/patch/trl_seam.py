@@ -106,7 +106,7 @@ class TrlSeam:
     def check(self) -> None:
         check_trl(self.trainer_class, loss_with_hook)
 
-    def prepared(self, trainer: Any) -> AbstractContextManager:
+    def cpu_shims(self, trainer: Any) -> AbstractContextManager:
         # DeepSpeed gathers the head for TRL's kernel alone, once more in the backward pass.
         if kind_of(trainer.accelerator) == "DEEPSPEED":
             return nullcontext()
@@ -118,7 +118,7 @@ class TrlSeam:
         return (name,) if name in getattr(trainer.model, "peft_config", {}) else ()
 
     @contextmanager
-    def hooked(
+    def install_hook(
         self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
     ) -> Iterator[TrlHook]:
         hook = TrlHook(trainer=trainer, choice=choice, guard=guard, of_batch=of_batch)
