@@ -169,7 +169,9 @@ def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
 
     # Everything that rich would guess from the environment is set: a notebook, colours, the width.
     console = Console(width=width, color_system=None, force_terminal=False, force_jupyter=False)
-    cells = [{name: _glued(printable(str(row[name]))) for name in rows[0]} for row in rows]
+    cells = [
+        {name: _keep_on_one_line(printable(str(row[name]))) for name in rows[0]} for row in rows
+    ]
     with console.capture() as captured:
         for number, names in enumerate(_blocks(cells, width)):
             console.print(*([""] if number else []), _table(cells, names, width), sep="\n")
@@ -177,7 +179,7 @@ def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def _glued(text: str) -> str:
+def _keep_on_one_line(text: str) -> str:
     return text.replace(" ", GLUE) if len(text) <= SHORT else text
 
 

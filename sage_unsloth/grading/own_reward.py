@@ -79,7 +79,7 @@ class OwnReward:
 
         # A daemon: a function that never returns must not keep the process alive.
         thread = threading.Thread(target=call, name=f"reward {self.name}", daemon=True)
-        with _ended_after(self.seconds + UNINTERRUPTED):
+        with _end_process_after(self.seconds + UNINTERRUPTED):
             thread.start()
             thread.join(self.seconds)
         if not box:
@@ -189,7 +189,7 @@ def _number(name: str, place: int, value: Any) -> float:
 
 
 @contextmanager
-def _ended_after(seconds: float):
+def _end_process_after(seconds: float):
     """Ends the process, printing every thread's stack to stderr, if the body takes longer.
 
     Code in C that holds the GIL cannot be interrupted in another way.

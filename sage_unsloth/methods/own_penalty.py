@@ -27,7 +27,7 @@ from sage_unsloth.methods.choices import check_together
 from sage_unsloth.methods.penalties import PENALTIES, check_kl_estimator
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import LOSS_TYPES, Penalty
-from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.choice import Choice, Method, add_method
 from sage_unsloth.patch.contract import check_numbers, run_of_trl, run_of_unsloth
 from sage_unsloth.patch.seam import Seam, seam_of, seam_of_class
 from sage_unsloth.trainers import trainer_names as names
@@ -74,7 +74,7 @@ def kl_penalty(
         check=partial(_check_trainer, seam),
         needs_hook=not of_trainer,
     )
-    with method_added(trainer, method):
+    with add_method(trainer, method):
         if of_trainer:
             yield
             return

@@ -20,7 +20,7 @@ NEEDED = ("shuffle", "generator", "num_samples")
 
 
 @contextmanager
-def order_kept(trainer: Any) -> Iterator[None]:
+def keep_row_order(trainer: Any) -> Iterator[None]:
     """Within this context, each pass of training uses its own order of rows.
 
     Raises:

@@ -46,7 +46,7 @@ _OPEN = threading.Lock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def one_guided_kl() -> Iterator[None]:
     """One `guided_kl` at a time in this process, in any thread; ContractError otherwise."""
     if not _OPEN.acquire(blocking=False):
         raise ContractError(
