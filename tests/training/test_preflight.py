@@ -59,7 +59,7 @@ HEALTHY = {"solve_rate": 0.4, "format_rate": 0.9, "truncation_rate": 0.1, "dead_
         ({"format_rate": 0.2}, ["only 20% .* run SFT first.*<SOLUTION> </SOLUTION>.*--tags boxed"]),
         ({"dead_groups": 0.9}, ["90% of the groups .* easier problems or more SFT"]),
         ({"dead_groups": 0.9, "solve_rate": 0.95}, ["90% of the groups .* harder problems"]),
-        ({"format_rate": 0.0, "truncation_rate": 1.0}, ["100% .* cut", "only 0%"]),
+        ({"format_rate": 0.0, "truncation_rate": 1.0}, ["100% .* truncated", "only 0%"]),
     ],
 )
 def test_advice(changes, advice):
