@@ -136,9 +136,9 @@ def from_rows() -> str:
 
 def from_cost() -> str:
     """What a guide costs against plain GRPO."""
-    report = read("bench", "bench.json")
-    table = cost_report.markdown(cost_report.loss_table(report))
-    return f"{cost_report.conditions(report)}\n\n{table}"
+    reports = [read("bench", f"unsloth-2026.10.{n}", "bench.json") for n in (7, 9)]
+    table = cost_report.markdown(cost_report.versions_table(reports))
+    return f"{cost_report.conditions(reports[0])}\n\n{table}"
 
 
 def from_grading() -> str:

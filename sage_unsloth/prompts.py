@@ -168,12 +168,13 @@ def prompt_format(
     if len(words) == 1 and words[0] in TAGS:
         words = TAGS[words[0]]
         reasoning, solution = _pair(words[:2]), _pair(words[2:])
-    elif len(words) in (2, 4):
+    elif len(words) in (2, 4) and words[0] not in TAGS:
         reasoning, solution = _pair(words[:-2]), _pair(words[-2:])
     else:
         raise ValueError(
             f"tags must be one of {', '.join(TAGS)}, or two tags around the answer, or four around "
             f"working and answer, got {' '.join(words)}"
+            + (". Put other words before --tags" if words[0] in TAGS else "")
         )
     text = system_text(reasoning, solution) if system is None else system
     return PromptFormat(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sage_unsloth.training.rlvr_config import RlvrConfig
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "data" / "results"
 PAGES = [
@@ -31,7 +33,7 @@ def test_a_stale_table_is_noticed(tmp_path):
     folder = tmp_path / "tables"
     shutil.copytree(tables.TABLES, folder)
     cost = folder / "cost.md"
-    cost.write_text(cost.read_text().replace("1.00", "1.01", 1))
+    cost.write_text(cost.read_text().replace("0.", "1.", 1))
     (folder / "theory.md").unlink()
     (folder / "of-nothing.md").write_text("by hand")
     assert tables.stale(folder) == ["theory", "cost", "of-nothing"]
@@ -43,6 +45,12 @@ def test_a_table_shows_a_cell_as_its_result_has_it():
     shown = f"{grpo['mean']:.3f} [{grpo['low']:.3f}, {grpo['high']:.3f}]"
     rare = tables.from_quickstart().split("family: rare")[1].split("\n\n")[0]
     assert re.search(rf"^ +GRPO .*{re.escape(shown)}$", rare, re.MULTILINE)
+
+
+def test_the_readme_samples_its_own_models_as_they_were_trained():
+    text = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"^python -m sage_unsloth evaluate .*$", text, re.MULTILINE)
+    assert command.endswith("--temperature 1") and RlvrConfig.temperature == 1
 
 
 def test_the_long_runs_found_nothing_wrong():

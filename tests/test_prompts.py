@@ -25,6 +25,7 @@ EOS = "<|endoftext|>"
 @pytest.mark.parametrize(
     ("tags", "message"),
     [
+        (["boxed", "1+1=?"], r"got boxed 1\+1=\?. Put other words before --tags"),
         (["<a>"], "tags must be one of project, think-answer, think-boxed, boxed, or two tags"),
         (["<a>", "</a>", "<b>"], "or four around working and answer, got <a> </a> <b>"),
         (["<a>", "<a>"], "tags must differ from each other, got <a> <a>"),
@@ -35,7 +36,7 @@ EOS = "<|endoftext|>"
         (["<a b>", "</a>"], "a tag must be one visible word, got '<a b>'"),
         (["<a>\u200b", "</a>"], "a tag must be one visible word"),
         (["<a>", "</s>"], "a tag must not be a box or an end token, got '</s>'"),
-        (["boxed", "</a>"], "must not be part of another one, of a box or of an end token"),
+        (["oxed", "</a>"], "must not be part of another one, of a box or of an end token"),
     ],
 )
 def test_tags_that_cannot_be_told_apart(tags, message):

@@ -94,6 +94,23 @@ def loss_table(report: dict[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
+def versions_table(reports: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """CPU time and memory beside the baseline's, of reports with the same variants."""
+    rows = []
+    for number, first in enumerate(reports[0]["loss"]):
+        row = {"loss": first["variant"]}
+        for report in reports:
+            base, other = report["loss"][0], report["loss"][number]
+            version = report["environment"]["packages"]["unsloth"]
+            ratio = other["cpu_ratio"]
+            row[f"{version}, CPU time"] = (
+                f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+            )
+            row[f"{version}, memory"] = f"{other['peak_mib'] / base['peak_mib']:.2f}"
+        rows.append(row)
+    return rows[1:]
+
+
 def _on_a_cpu(report: dict[str, Any], ratio: dict[str, float]) -> str:
     """Where the work is on a GPU, the process's CPU time says nothing."""
     if "cores" not in report["device"]:

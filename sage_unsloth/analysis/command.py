@@ -79,6 +79,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
 
 def _analyze(options: argparse.Namespace) -> int:
     from sage_unsloth.analysis.report import analyze
+    from sage_unsloth.analysis.traces import own_algorithm
     from sage_unsloth.evaluation.evaluator import check_columns_are_used, parse_benchmark
     from sage_unsloth.runs.files import read_json
     from sage_unsloth.training.stage import read_metrics
@@ -101,16 +102,13 @@ def _analyze(options: argparse.Namespace) -> int:
         guide=None if options.guide is None else _own_guide(options.guide),
     )
     print(_list_files(out, before))
-    guided = any(
-        row.get("sage/share_touched")
-        for folder in result["runs"].values()
-        for row in read_metrics(folder)
-    )
-    starts = [
-        read_json(folder / "run.json")["model_path"]
-        for folder in map(Path, result["runs"].values())
-        if result["benchmarks"] and (folder / "run.json").is_file()
-    ]
+    folders = [Path(folder) for folder in result["runs"].values()]
+    guided = any(row.get("sage/share_touched") for f in folders for row in read_metrics(f))
+    records = [read_json(f / "run.json") for f in folders if (f / "run.json").is_file()]
+    own = next(filter(None, map(own_algorithm, records)), None)
+    if guided and not options.page and options.guide is None:
+        options.guide = own
+    starts = [record["model_path"] for record in records if result["benchmarks"]]
     next_step = _next_step(options, patterns, guided=guided, starts=starts)
     if next_step:
         print(next_step)

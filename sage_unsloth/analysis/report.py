@@ -159,7 +159,10 @@ def _check_sources(
 ) -> None:
     names = dict.fromkeys(name for models in sources.samples.values() for name in models)
     if against is not None and against not in names:
-        raise ValueError(f"--against must be one of {', '.join(names)}, got {against!r}")
+        known = (
+            f"one of {', '.join(names)}" if names else "a model of a record set, and none has any"
+        )
+        raise ValueError(f"--against must be {known}, got {against!r}")
     if not sources.samples and (baseline or (page and not sources.runs)):
         raise ValueError(
             "perplexity needs completions, but no folder has a record set. Give an evaluation's "

@@ -44,12 +44,13 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
     folders, files = [], []
     for path in map(Path, paths):
         runs, sets = _runs_and_sets(path)
+        runs = [run for run in runs if any("reward" in row for row in read_metrics(run))]
         if not (runs or any(file.is_file() for file in sets)):
             raise ValueError(
-                f"an analysis needs training runs ({METRICS}) or record sets, but {path} has none. "
+                f"an analysis needs RL runs ({METRICS}) or record sets, but {path} has none. "
                 "Give the folder of a quickstart, of train or of evaluate"
             )
-        folders += [run for run in runs if any("reward" in row for row in read_metrics(run))]
+        folders += runs
         files += sets
     sources = Sources()
     for file in files:

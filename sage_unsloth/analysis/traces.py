@@ -1,6 +1,7 @@
 """Where a guide acts: scores recorded completions with policy and reference for the guide."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -84,8 +85,12 @@ def trace(
     )
 
 
-def read_guide(text: str) -> "Guide":
+def read_guide(text: str, own: str = "module:name") -> "Guide":
     """The guide in `run.json`, such as "BranchGuide(ratio=0.3, threshold=1.2)".
+
+    Args:
+        text: as recorded.
+        own: what the message says where it is the user's own.
 
     Raises:
         ValueError: not the repr of one of this package's guides.
@@ -112,14 +117,20 @@ def read_guide(text: str) -> "Guide":
 
     try:
         guide = build(ast.parse(text, mode="eval").body)
-    except (KeyError, SyntaxError, TypeError, ValueError) as error:
+    except (KeyError, SyntaxError, TypeError, ValueError):
         raise ValueError(
-            f"a recorded guide must be one of this package's, got {text!r:.200}: {error}. Give "
-            "your own with --guide module:name"
+            f"a recorded guide must be one of this package's, got {text!r:.200}. Give your own "
+            f"with --guide {own}"
         ) from None
     if not isinstance(guide, protocols.Guide):
         raise ValueError(f"a recorded guide must be a guide, got {text!r:.200}")
     return guide
+
+
+def own_algorithm(record: Mapping[str, Any]) -> str | None:
+    """`module:name` of the user's own algorithm, by the command in a run's record."""
+    own = re.search(r"--algorithm[=\s](\S+:\S+)", " ".join(record.get("command", ())))
+    return None if own is None else own[1]
 
 
 def rollout_cases(
@@ -182,7 +193,8 @@ def run_traces(
         raise ValueError(f"a training run must have run.json, but {run} has none")
     recorded = read_json(record)
     settings = recorded["settings"]
-    guide = read_guide(settings["guide"]) if guide is None else guide
+    if guide is None:
+        guide = read_guide(settings["guide"], own_algorithm(recorded) or "module:name")
     if isinstance(guide, SteeredGuide):
         last = read_metrics(run)[-1]
         guide.restore({name: last[f"sage/{name}"] for name in guide.state()})

@@ -82,20 +82,20 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     sampling = SamplingConfig()
     for flag, default, text in (
         ("--n", sampling.num_samples, "samples of each problem"),
-        ("--temperature", sampling.temperature, "logits are divided by it"),
-        (
-            "--top-p",
-            sampling.top_p,
-            "sample from the most probable tokens with this total probability",
-        ),
         ("--top-k", sampling.top_k, "sample from this many most probable tokens; -1: all"),
-        ("--min-p", sampling.min_p, "least probability of a token, relative to the likeliest"),
         ("--max-tokens", sampling.max_completion_length, "longest completion"),
         ("--seed", sampling.seed, "from which each completion's own is derived"),
     ):
         parser.add_argument(
             flag, type=type(default), default=default, help=f"{text} (default: %(default)s)"
         )
+    for flag, default, text in (
+        ("--temperature", sampling.temperature, "logits are divided by it"),
+        ("--top-p", sampling.top_p, "share of the probability that is kept; 1: all of it"),
+        ("--min-p", sampling.min_p, "least probability of a token, relative to the likeliest"),
+    ):
+        default = f"that of the RL runs, else {default}"
+        parser.add_argument(flag, type=float, help=f"{text} (default: {default})")
     parser.add_argument(
         "--train",
         metavar="FILE",
@@ -115,7 +115,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation import evaluator
     from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.evaluation.report_text import report_text
-    from sage_unsloth.evaluation.trained_verifier import choose_verifier
+    from sage_unsloth.evaluation.trained_verifier import choose_verifier, trained_sampling
     from sage_unsloth.grading.mathematics import MATH
     from sage_unsloth.grading.verifiers import get_verifier
     from sage_unsloth.problems.benchmarks import NAMES
@@ -136,14 +136,18 @@ def _evaluate(options: argparse.Namespace) -> int:
         options.engine, load_in_4bit=any(m.load_in_4bit for m in models)
     )
     engine_settings = engine_options(options, engine)
+    drawn = {name: getattr(options, name) for name in ("temperature", "top_p", "min_p")}
+    drawn = {name: value for name, value in drawn.items() if value is not None}
+    trained = {k: v for k, v in trained_sampling(models).items() if k not in drawn}
+    if any(value != getattr(SamplingConfig, name) for name, value in trained.items()):
+        words = ", ".join(f"{name} {value:g}" for name, value in trained.items())
+        print(f"Completions are drawn as in training: {words}.")
     config = SamplingConfig(
         num_samples=options.n,
-        temperature=options.temperature,
-        top_p=options.top_p,
+        **trained | drawn,
         top_k=options.top_k,
-        min_p=options.min_p,
         max_completion_length=options.max_tokens,
-        batch_size=options.batch or BATCH_SIZES[engine],
+        batch_size=BATCH_SIZES[engine] if options.batch is None else options.batch,
         seed=options.seed,
     )
     own = [text.partition("=")[0] for text in options.benchmarks if "=" in text]

@@ -1,7 +1,8 @@
-"""The verifier that the evaluated models were trained with, for custom problems."""
+"""How the models of an evaluation were trained: their verifier, and how completions were drawn."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.grading.checkers import REASONING_GYM
@@ -9,11 +10,30 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.runs.files import read_json
 
 
-def trained_verifier(model: ModelSpec) -> str | None:
-    """The name of the verifier of the RL run that made this model; None without a run."""
+def _rl_settings(model: ModelSpec) -> dict[str, Any]:
+    """Settings of the RL run that left this model; {} where no run is known."""
     record = Path(model.adapter or model.path).absolute().parent / "run.json"
     settings = read_json(record)["settings"] if record.is_file() else {}
-    if settings.get("stage") != "rlvr":
+    return settings if settings.get("stage") == "rlvr" else {}
+
+
+def trained_sampling(models: Sequence[ModelSpec]) -> dict[str, float]:
+    """`temperature`, `top_p` and `min_p` as in the RL runs that left these models, as far as they
+    agree. A temperature of 1, training's usual one, is left out: the paper evaluates at another.
+    """
+    runs = [settings for model in models if (settings := _rl_settings(model))]
+    values = {name: {run.get(name) for run in runs} for name in ("temperature", "top_p", "min_p")}
+    same = {name: drawn.pop() for name, drawn in values.items() if len(drawn) == 1}
+    return {
+        name: value
+        for name, value in same.items()
+        if value is not None and (name, value) != ("temperature", 1.0)
+    }
+
+
+def trained_verifier(model: ModelSpec) -> str | None:
+    """The name of the verifier of the RL run that left this model; None where no run is known."""
+    if not (settings := _rl_settings(model)):
         return None
     label = settings.get("verifier", MATH.label)
     name = label.partition(",")[0].rpartition(" ")[0]  # without version and packages

@@ -158,7 +158,8 @@ class Grader:
         except RuntimeError as error:
             raise ValueError(
                 f"the verifier {self.checker.name} must start in a worker, which has no network "
-                f"and almost no environment variables: {error}"
+                f"and almost no environment variables: {error}. Import nothing large in its file, "
+                "such as torch"
             ) from error
 
     def close(self) -> None:

@@ -75,9 +75,10 @@ def stop_tokens(generation: Any, tokenizer: Any) -> list[int]:
 
 def not_found(path: str | Path, error: Exception) -> str:
     """The message for a model that cannot be loaded."""
+    why = str(error).partition("\n")[0].rstrip(".")
     return (
-        f"a model must be a folder or a hub id, but {str(path)!r} could not be loaded: "
-        f"{error!s:.300}. Check the path or the network"
+        f"a model must be a folder or a hub id, but {str(path)!r} could not be loaded: {why:.300}. "
+        "Check the path or the network"
     )
 
 

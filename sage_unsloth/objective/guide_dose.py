@@ -127,7 +127,7 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> st
         if value is not None
     ]
     facts = (
-        f"The guide changes {100 * dose.touched:.2g} % of the tokens (mean q "
+        f"The guide changes {100 * dose.touched:.3g} % of the tokens (mean q "
         f"{dose.guide_mean:.5g}), and Σ log q is {' and '.join(sums)}."
     )
     needed = dose.needed_beta(gap)

@@ -307,8 +307,9 @@ def _config_json(name: str | Path) -> dict[str, Any]:
             file = Path(hf_hub_download(str(name), "config.json"))
         return read_json(file)
     except (OSError, HFValidationError) as error:
+        why = str(error).partition(". ")[0]
         raise OSError(
             f"a model must be one of {', '.join(MODELS)}, a folder with a config.json, or a hub id "
-            f"within reach, got {name!s} ({str(error).splitlines()[0]}). Check the name, or give "
-            "the path of a downloaded model"
+            f"within reach, got {name!s} ({why}). Check the name, or give the path of a downloaded "
+            "model"
         ) from error

@@ -31,7 +31,8 @@ def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
     if missing is not None:
         raise ValueError(
             f"every training row must have the column of balance_by, {column!r}, but row "
-            f"{missing} has {', '.join(rows[missing])}"
+            f"{missing} has {', '.join(rows[missing])}. Read it from your data: --columns "
+            f"{column}={column}"
         )
     if column != PASS_RATE:
         return balance_rows(rows, column)
@@ -40,7 +41,7 @@ def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
     if wrong is not None:
         raise ValueError(f"pass_rate must be a share in [0, 1], got {wrong!r}")
     misses_P = 1 - np.array(rates, dtype=float)
-    return repeat_rows(rows, sum(misses_P**j for j in range(group)))
+    return repeat_rows(rows, np.sum([misses_P**j for j in range(group)], axis=0))
 
 
 def balance_rows(rows: Sequence[dict], column: str) -> list[dict]:

@@ -123,6 +123,8 @@ def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
     """Raises ValueError naming every setting that differs from a recorded run."""
     differences = _differences(recorded, settings)
     if differences:
+        # Of a run of the other stage nothing else is worth reading.
+        differences = [text for text in differences if text.startswith("stage ")] or differences
         raise ValueError(
             f"a run must be resumed with its own settings, but in {folder}: "
             f"{', '.join(differences)}. Choose another --out, or delete the folder"

@@ -118,7 +118,10 @@ def _act(options: argparse.Namespace) -> int:
         settings = parse_settings(options.settings, RlvrConfig)
     if options.task is None:
         if options.data is None or not options.benchmarks:
-            raise ValueError("a study needs --data and --benchmarks, or --task, got neither")
+            given = [f"--{name}" for name in ("data", "benchmarks") if getattr(options, name)]
+            raise ValueError(
+                f"a study needs --data and --benchmarks, or --task, got {given or 'none'}"
+            )
         sampling = {"num_samples": options.n, "temperature": options.temperature}
         own = {
             "start": options.start,

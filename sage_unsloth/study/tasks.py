@@ -14,7 +14,7 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, is_small
 from sage_unsloth.models.templates import choose_format
 from sage_unsloth.models.tokenizers import open_tokenizer
-from sage_unsloth.own_code import named_object
+from sage_unsloth.own_code import describe_exception, named_object
 from sage_unsloth.planning.fitting import check_fits, memory_of_card
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.benchmarks import Benchmark, load_benchmark
@@ -101,7 +101,12 @@ def get_task(name: str) -> Task:
         raise ValueError(
             f"--task must be one of {', '.join(TASKS)}, or module:name of your own, got {name!r}"
         )
-    task = named_object(name, "a task")()
+    try:
+        task = named_object(name, "a task")()
+    except TypeError as error:  # such as a function that needs arguments
+        raise ValueError(
+            f"a task of your own takes no arguments, but {name} raised {describe_exception(error)}"
+        ) from error
     if not isinstance(task, Task):
         raise ValueError(
             f"a task of your own must return a Task, but {name} returned {task!r:.100}"

@@ -32,6 +32,7 @@ from sage_unsloth.training.figures import plot_training
 from sage_unsloth.training.held_out_rows import check_evaluations
 from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.outcomes import (
+    HELD_OUT,
     evaluation_command,
     finished_text,
     outcome,
@@ -161,7 +162,7 @@ def run_rlvr(
             del known["model"]
         ledger.compare(known)
     # Unsloth must be imported before transformers, which the tokenizer loads.
-    load_libraries(point.preset, config.backend, standby=setup.use_vllm and has_gpu())
+    load_libraries(point.preset, config.optim, config.backend, standby=setup.use_vllm and has_gpu())
     # One process merges; the others wait for the folder.
     if point.unmerged and rank() == 0:
         merge_run(point.unmerged)
@@ -210,21 +211,23 @@ def run_rlvr(
         plot_training(course, Path(out) / "training.png", note)
         for part in outcome(Path(out), metrics, config.prompt):
             show(part)
+        following = evaluation_command(
+            point,
+            algorithm.name,
+            Path(out),
+            config,
+            smoke=smoke,
+            data=own_data(data, path, columns, RL_DATA),
+            columns=columns,
+            eval_file=eval_file,
+            verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
+        )
         show(
             f"\nWritten to {out}: metrics.jsonl, completions.jsonl, training.png, "
-            f"{trained.name}/\n\nNext: "
-            + evaluation_command(
-                point,
-                algorithm.name,
-                Path(out),
-                config,
-                smoke=smoke,
-                data=own_data(data, path, columns, RL_DATA),
-                columns=columns,
-                eval_file=eval_file,
-                verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
-            )
+            f"{trained.name}/\n\nNext: {following}"
         )
+        if HELD_OUT in following:
+            show(f"{HELD_OUT} stands for a file of questions that were not trained on.")
     return metrics
 
 
@@ -242,10 +245,19 @@ def show_log() -> None:
 
 
 def load_libraries(
-    preset: ModelPreset, expected: str | None = None, *, standby: bool = False
+    preset: ModelPreset, optim: str, expected: str | None = None, *, standby: bool = False
 ) -> None:
-    """Loads the backend: Unsloth must come before anything imports transformers."""
+    """Loads the backend: Unsloth must come before anything imports transformers.
+
+    Raises:
+        ValueError: transformers has no optimizer of that name.
+    """
     load_backend(expected, standby=standby)
+    from transformers.training_args import OptimizerNames
+
+    names = ["auto", *(name.value for name in OptimizerNames)]
+    if optim not in names:
+        raise ValueError(f"optim must be one of {', '.join(names)}, got {optim!r}")
     if is_small(model_path(preset)):
         settle_process()
 

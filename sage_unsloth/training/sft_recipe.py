@@ -94,7 +94,7 @@ def run_sft(
         verifier=checker,
     )
     ledger.compare(known_settings("sft", config, start))
-    load_libraries(preset)
+    load_libraries(preset, config.optim)
     tokenizer, template = open_tokenizer(start, settings.get("template"), prompt=config.prompt)
     config = replace(config, template=template.template)
     corpus = sft_corpus(tokenizer, config.max_length, source=result, prompt=config.prompt)

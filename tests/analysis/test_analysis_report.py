@@ -251,6 +251,12 @@ def test_the_token_page_of_a_run_alone_has_its_last_completions(
     )
     assert main(command) == 2
     assert "Give your own with --guide module:name" in capsys.readouterr().err
+    settings["command"] = ["train", "--algorithm", "loud:shout", "--smoke"]
+    (run / "run.json").write_text(json.dumps(settings))
+    assert main(command) == 2
+    assert "Give your own with --guide loud:shout" in capsys.readouterr().err
+    assert main([word for word in command if word != "--page"]) == 0
+    assert "--guide loud:shout --page" in capsys.readouterr().out
     (tmp_path / "loud.py").write_text(
         "import torch\n"
         "class Shout:\n"
@@ -297,11 +303,17 @@ def test_bad_input_is_a_message_and_exit_code_2(quickstart, options, message, tm
 
 
 def test_folders_with_nothing_to_analyse_are_refused(tmp_path, capsys):
+    (tmp_path / "sft").mkdir()
     for path in (tmp_path, tmp_path / "none"):
         assert main(["analyze", str(path), "--out", str(tmp_path / "out")]) == 2
         assert "has none" in capsys.readouterr().err
     run = write_run(tmp_path / "run")
+    append_jsonl(tmp_path / "sft" / "metrics.jsonl", [{"step": 1, "loss": 1.0}])
+    assert main(["analyze", str(tmp_path / "sft"), "--out", str(tmp_path / "out")]) == 2
+    assert "an analysis needs RL runs" in capsys.readouterr().err
     command = ["analyze", str(run), "--out", str(tmp_path / "out")]
+    assert main([*command, "--against", "a"]) == 2
+    assert "--against must be a model of a record set, and none" in capsys.readouterr().err
     assert main([*command, "--perplexity", str(BASE)]) == 2
     assert "no folder has a record set" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -523,6 +523,7 @@ def test_one_seed_becomes_two_and_nothing_is_drawn_again(adapter, tmp_path, caps
     ("more", "message"),
     [
         (["--benchmarks", "arithmetic=some.jsonl"], "read from no file, got some.jsonl"),
+        (["--batch", "0"], "batch_size must be >= 1, got 0"),
         (["--engine", "vllm"], "rollouts='vllm' is not available"),
         (["--engine", "vllm", "--load-in-4bit"], "4-bit weights need the engine transformers"),
         (
@@ -553,7 +554,10 @@ def test_many_cut_completions_are_named(tmp_path):
 
 def test_the_table_fits_a_terminal(tmp_path):
     models = [samples([[1, 0, 1, 1, 0], [0] * 5], name) for name in ("SFT", "SAGE-Branch")]
-    lines = report_text(report_sets(models, tmp_path)).splitlines()
+    models += [samples([[0, 0], [1, 1]], name, "other") for name in ("SFT", "SAGE-Branch")]
+    text = report_text(report_sets(models, tmp_path))
+    assert text.count("95 %") == text.count("which says nothing about other problems") == 1
+    lines = text.splitlines()
     assert lines[1:4] == [
         "model        pass@1                mean ±         pass@n                n",
         "SFT          0.300 [0.001, 0.993]  0.300 ± 0.274  0.500 [0.003, 0.997]  5",

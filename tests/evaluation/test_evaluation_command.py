@@ -26,17 +26,10 @@ def parser():
 
 def test_the_defaults_are_those_of_the_code(parser):
     found, sampling = parser.parse_args(REQUIRED), SamplingConfig()
-    flags = ("n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
-    fields = (
-        "num_samples",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "max_completion_length",
-        "seed",
-    )
+    flags = ("n", "top_k", "max_tokens", "seed")
+    fields = ("num_samples", "top_k", "max_completion_length", "seed")
     assert [getattr(found, flag) for flag in flags] == [getattr(sampling, f) for f in fields]
+    assert found.temperature is found.top_p is found.min_p is None, "the run's, or the code's"
     assert found.batch is None and found.engine == "auto"
     assert parser.parse_args(["compare", "x"]).sets == ["x"]
     assert all(callable(parser.parse_args(line).act) for line in (REQUIRED, ["compare", "x"]))
@@ -52,6 +45,10 @@ def test_the_help_names_the_numbers_of_the_code(parser, capsys, monkeypatch):
         assert f"{size:,} with {engine}" in text
     assert f"--engine {{{','.join(ROLLOUTS)}}}" in text
     assert f"samples of each problem (default: {SamplingConfig().num_samples})" in text
+    assert (
+        f"else {SamplingConfig().temperature})" in text
+        and f"else {SamplingConfig().min_p})" in text
+    )
     (named,) = re.findall(r"(aime, .*?, reasoning-gym:TASK) and so on", text)
     assert set(named.split(", ")) <= set(NAMES)
 

@@ -1,6 +1,7 @@
 """What a guide can do, by hand and by the optimum of two ways."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ def test_the_sentence(beta, credit, wrong, says):
     dose = GuideDose(0.024, 1.04, 0.3, wrong, spread=1.3, sigma=0.5)
     assert says in dose_text(dose, beta, credit)
     assert "2.4 % of the tokens" in dose_text(dose, beta, credit)
+    assert "changes 100 % of the" in dose_text(replace(dose, touched=1.0), beta, credit)
     worth = f"at most {dose.payment(beta):.2g} of a reward"
     assert (worth in dose_text(dose, beta, credit)) is (credit == "sequence")
 

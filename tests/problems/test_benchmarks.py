@@ -3,6 +3,7 @@ report.
 """
 
 import json
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.parquet
@@ -11,6 +12,7 @@ import pytest
 from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.checkers import ROLES, roles
 from sage_unsloth.grading.grader import Grader
+from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.problems import arithmetic, sources
 from sage_unsloth.problems.benchmarks import Benchmark, check_golds, load_benchmark
 from sage_unsloth.problems.overlap import overlap
@@ -280,6 +282,8 @@ def test_no_benchmark_is_refused_for_its_golds(tmp_path):
     assert [(row["id"], row["why"]) for row in listed] == [
         (f"mine/{number}", "compared as text") for number in (1, 3, 4, 5)
     ]
+    with Grader(checker=get_verifier("text")) as grader:
+        assert check_golds(replace(benchmark, checker=grader.checker), grader) == []
     long = [{"problem": "P", "answer": "x + " * 600 + "x"}]  # longer than an answer may be
     with Grader() as grader:
         (found,) = check_golds(load_benchmark("long", write(tmp_path / "b.jsonl", long)), grader)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from sage_unsloth.__main__ import main
 from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.problems.columns import parse_columns
 from sage_unsloth.study.tasks import own_task
@@ -68,3 +69,15 @@ def test_training_and_evaluation_have_one_verifier(files):
 def test_what_cannot_be_is_refused(files, options, message):
     with pytest.raises(ValueError, match=message):
         make(files, **options)
+
+
+def test_what_names_no_task_is_a_message(tmp_path, monkeypatch, capsys):
+    (tmp_path / "no_task_of_mine.py").write_text("def needy(rows): ...\n")
+    monkeypatch.chdir(tmp_path)
+    for words, message in {
+        "--task no_task_of_mine:needy": "takes no arguments, but no_task_of_mine:needy raised Type",
+        "--data rows.jsonl": "--benchmarks, or --task, got ['--data']",
+        "--n 4": "--benchmarks, or --task, got none",
+    }.items():
+        assert main(["study", *words.split()]) == 2
+        assert message in capsys.readouterr().err

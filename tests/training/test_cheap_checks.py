@@ -67,6 +67,12 @@ from sage_unsloth.training import Algorithm
 
 guided = Algorithm(name="guided", description="", guide=BranchGuide())
 
+class Tuple:
+    needs = ("entropies",)
+    def log_guide(self, signals, **schedule): ...
+
+tuple_guide = Tuple()
+
 def brief(completions):
     return [1.0]
 
@@ -106,17 +112,18 @@ def own_cases(tmp_path):
         ([*of_file, "--answer-pattern", "@ (.+)"], "matches 0 % of the 20 rows of rows.jsonl"),
         ([*good, "--limit", "-3"], "limit must be >= 1, got -3"),
         ([*good, "--reward", "mine:brief"], "each of the 2 completions, but returned 1"),
-        ([*good, "--reward", "mine:typo"], "raised KeyError: 'contents' at mine.py:12, in typo."),
+        ([*good, "--reward", "mine:typo"], "raised KeyError: 'contents' at mine.py:18, in typo."),
         (
             [*good, "--reward", "mine:easy"],
             "easy needs level, but the data have answer and TRL",
         ),
         ([*good, "--verifier", "mine:alone"], "mine:alone takes (answer): too many positional"),
-        ([*good, "--verifier", "secret:check"], "the verifier secret:check must start in a worker"),
+        ([*good, "--verifier", "secret:check"], "Import nothing large in its file, such as torch"),
         (
             [*good, "--algorithm", "mine:guided", "--set", "beta=0"],
             "beta must not be 0 with",
         ),
+        ([*good, "--algorithm", "mine:tuple_guide"], "a guide must have a method log_guide"),
         ([*good, "--eval-file", "rows.jsonl"], "eval_steps above 0, got 20 rows"),
         (
             [*good, "--reward", "mine:typo", "--set", "eval_steps=1"],

@@ -73,15 +73,6 @@ def test_what_contradicts_it_is_an_error_before_anything_is_loaded(here, setting
     assert not Path("run").exists()
 
 
-def test_a_guide_of_another_form_is_a_message(here, capsys):
-    Path("tuples.py").write_text(
-        "class Guide:\n    needs = ('entropies',)\n"
-        "    def log_guide(self, s, **w): ...\nmine = Guide()\n"
-    )
-    assert main(["train", "--algorithm", "tuples:mine", "--from", "arithmetic-base"]) == 2
-    assert "error: tuples:mine: a guide must have a method" in capsys.readouterr().err
-
-
 def install(folder, package, entries, module=""):
     """A package of that name in `folder`, as an installer leaves it."""
     info = folder / f"{package}-1.2.dist-info"

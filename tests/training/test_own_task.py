@@ -62,6 +62,9 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
     data = ["--data", gsm8k, *ANSWER]
     assert train(out, "--from", sft_run, *data) == 0
     told = capsys.readouterr().out
+    assert told.endswith(
+        "HELD_OUT.jsonl stands for a file of questions that were not trained on.\n"
+    )
     assert "answer pattern matches" in told and "Data: gsm8k.jsonl; sha256 " in told
     assert read_json(out / "run.json")["data"]["filters"]["answer can be graded"] == 40
     assert read_json(out / "run.json")["settings"]["prompt"] == run["prompt"]
@@ -78,6 +81,9 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
         settings = read_json(tmp_path / "eval" / "samples" / "mine" / f"{name}.settings.json")
         assert settings["settings"]["prompt"]["solution"] == ["<answer>", "</answer>"]
         assert settings["provenance"][0]["answer_pattern"] == "#### (.+)"
+        drawn = settings["settings"]["sampling"]
+        assert drawn["min_p"] == read_json(out / "run.json")["settings"]["min_p"] == 0
+    assert "drawn as in training: top_p 1, min_p 0." in capsys.readouterr().out
     assert main([*command, "--tags", "boxed"]) == 2
 
 

@@ -120,7 +120,7 @@ def rl_run(sft_run, rl_calls):
     return sft_run.parent / "sage-branch"
 
 
-def test_sft_compares_before_and_after(sft_run):
+def test_sft_compares_before_and_after(sft_run, rl_run):
     table = json.loads((sft_run / "before_after.json").read_text())
     assert [row["model"] for row in table] == ["before SFT", "after SFT"]
     assert all(0 <= float(row["in format"]) <= 1 for row in table)
@@ -128,6 +128,10 @@ def test_sft_compares_before_and_after(sft_run):
     assert len(before) == 4 * 4
     run = json.loads((sft_run / "run.json").read_text())
     assert run["settings"]["max_steps"] == 2
+    drawn = json.loads((sft_run / "held-out" / "before.settings.json").read_text())["settings"]
+    rl = json.loads((rl_run / "run.json").read_text())["settings"]
+    for name in ("temperature", "top_p", "min_p"):
+        assert drawn["sampling"][name] == rl[name], name
 
 
 def test_held_out_problems_are_not_trained_on(sft_run, unsloth_module, monkeypatch, tmp_path):
@@ -170,6 +174,16 @@ def test_a_run_reads_loads_and_checks_once(sft_run, rl_calls):
     assert not {name: count for name, count in rl_calls.items() if count > 1}
 
 
+def test_a_full_disk_is_refused_before_the_first_step(sft_run, tmp_path, monkeypatch, capsys):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert train(sft_run, tmp_path / "rl") == 2
+    assert "GB are free. Free some space" in capsys.readouterr().err
+    command = ["sft", "--model", "arithmetic-base", "--smoke", "--out", str(tmp_path / "sft")]
+    assert main(command) == 2
+    assert "GB are free. Free some space" in capsys.readouterr().err
+
+
 def test_a_second_run_only_reports(sft_run, rl_run, capsys, monkeypatch):
     from sage_unsloth.training import rlvr_stage as module
 
@@ -182,6 +196,8 @@ def test_a_second_run_only_reports(sft_run, rl_run, capsys, monkeypatch):
 def test_changed_settings_are_refused_by_name(sft_run, rl_run, capsys):
     assert train(sft_run, rl_run, "--set", "beta=0.5") == 2
     assert "beta was 0.05 and is 0.5" in capsys.readouterr().err
+    assert train(sft_run, sft_run) == 2
+    assert f'in {sft_run}: stage was "sft" and is "rlvr". Choose' in capsys.readouterr().err
 
 
 def test_a_run_is_not_made_longer(sft_run, rl_run, capsys):

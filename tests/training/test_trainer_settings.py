@@ -9,8 +9,10 @@ import conftest
 import pytest
 
 from sage_unsloth.models.loading import LoraSettings
+from sage_unsloth.planning.presets import model_preset
 from sage_unsloth.runs.settings import names_where
 from sage_unsloth.training import trainer_settings
+from sage_unsloth.training.recipes import load_libraries
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_trainer import make_trainer
 
@@ -64,6 +66,11 @@ def test_a_trainer_with_another_value_is_refused(build, place, name, value, mess
     setattr(trainer.args if place == "args" else trainer, name, value)
     with pytest.raises(ValueError, match=message):
         trainer_settings.check_trainer(trainer, CONFIG, "transformers")
+
+
+def test_an_optimizer_that_transformers_lacks_is_refused(unsloth_module):
+    with pytest.raises(ValueError, match=r"optim must be one of auto, adamw_torch, .* got 'adm'"):
+        load_libraries(model_preset("arithmetic-base"), "adm")
 
 
 CHANGED = {
