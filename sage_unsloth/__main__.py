@@ -1,7 +1,7 @@
-"""The command line: `python -m sage_unsloth COMMAND`; each command lives beside the code it starts.
+"""The command line: `python -m sage_unsloth COMMAND`; each command is next to its code.
 
 Exit codes: 0 for success, 1 for a failed check, 2 for bad input (the message says what to do), 130
-for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where the reader of the output has gone.
+for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 if the reader of the output has gone.
 """
 
 import argparse
@@ -42,7 +42,7 @@ OTHER_WORDS = {
     "--lora-rank": "--lora.rank",
     "--lora-alpha": "--lora.alpha",
 }
-"""Options as other commands and libraries call them -> what they are here."""
+"""Names of options in other commands and libraries -> our names."""
 
 # In the order of `--help`. Each function adds a command's parser, whose `act` takes the options
 # and returns the exit code. These modules load nothing heavy: what a command needs, its `act`
@@ -62,15 +62,15 @@ COMMANDS = (
 )
 
 WITH_CONFIG = ("sft", "train")
-"""Commands whose options a file may hold."""
+"""Commands with `--config`."""
 IN_A_CLONE = ("cost",)
 """Commands of `research/`, which is not installed."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, and return the exit code.
+    """Parses, runs, and returns the exit code.
 
-    After a signal, an optimizer step or a batch of completions in flight is finished and saved
+    After a signal, the optimizer step or batch of completions in flight is finished and saved
     first; a second signal ends the process at once.
     """
     words = sys.argv[1:] if arguments is None else arguments
@@ -98,7 +98,7 @@ def _with_dashes(word: str) -> str:
 
 
 def _insert_config(words: list[str]) -> list[str]:
-    """The words with the options of a file (`--config`) in its place."""
+    """The words with `--config FILE` replaced by its options."""
     if not words or words[0] not in WITH_CONFIG:
         return words
     from sage_unsloth.training.setting_options import expand_config
@@ -107,7 +107,7 @@ def _insert_config(words: list[str]) -> list[str]:
 
 
 def _did_you_mean(unknown: list[str], parser: argparse.ArgumentParser) -> str:
-    """What may have been meant by words that a command does not know; empty for nothing near."""
+    """A suggestion for unknown words; empty if nothing is near."""
     known = re.findall(r"--[a-z][\w.-]*", parser.format_help())
     for word in unknown:
         other = OTHER_WORDS.get(word.partition("=")[0])
@@ -118,7 +118,7 @@ def _did_you_mean(unknown: list[str], parser: argparse.ArgumentParser) -> str:
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = None) -> int:
-    """Parse, call the parser's `act`, and return the exit code; None takes the process's words."""
+    """Parses, calls the parser's `act`, and returns the exit code; None takes `sys.argv`."""
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         chosen = parser
@@ -161,7 +161,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
 
 
 def _takes_long(options: argparse.Namespace) -> bool:
-    """Whether one waits for what a command loads; of several processes the first one speaks."""
+    """Whether the command loads slowly; only the first of several processes says so."""
     quick = getattr(options, "command", "plan") == "plan" or getattr(options, "list", False)
     return not quick and os.environ.get("RANK", "0") == "0"
 

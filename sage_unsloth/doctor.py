@@ -26,7 +26,7 @@ OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
 
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
-        "doctor", help="versions, device, memory, patch contract: what is missing, and the remedy"
+        "doctor", help="check versions, device, memory and patch contract, and suggest fixes"
     )
     add_deep(parser, _act)
 
@@ -37,7 +37,7 @@ def _act(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report; `remedy` is empty where nothing is to be done."""
+    """One line of the report; `remedy` may be empty."""
 
     status: str
     name: str
@@ -46,7 +46,7 @@ class Check:
 
 
 def run(print_line: Callable[[str], None] = print) -> int:
-    """Show every check as it is made, and return the number of failures."""
+    """Shows every check as it is made, and returns the number of failures."""
     failures = 0
     for check in checks():
         failures += check.status == FAIL
@@ -168,7 +168,7 @@ def _grader() -> Check:
 
 
 def _programs() -> Check:
-    """What programs that a model writes are kept from here (`--verifier python`)."""
+    """What programs by a model are denied here (`--verifier python`)."""
     from sage_unsloth.grading.programs import NEEDED, ProgramWorker
 
     worker = ProgramWorker(time_limit=5.0, memory_limit_gib=1.0, allow_unconfined=False)
@@ -218,8 +218,9 @@ def _device() -> Iterator[Check]:
 
 
 def _contract() -> Check:
-    """Check everything the patch relies on: import Unsloth and generate its trainer, or take TRL's
-    own where Unsloth is not installed.
+    """Checks everything the patch relies on.
+
+    Imports Unsloth and generates its trainer, or uses TRL's own without Unsloth.
     """
     from sage_unsloth.methods.own_penalty import check_penalties
     from sage_unsloth.patch.seam import check_contract

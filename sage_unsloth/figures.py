@@ -1,6 +1,7 @@
-"""Figures, each drawn from a table that is saved as a CSV beside it, and tables for a terminal.
+"""Figures, each with its table as a CSV, and tables for a terminal.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; markers and lines differ too.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; markers and lines differ
+too.
 """
 
 import csv
@@ -63,10 +64,9 @@ LINES = {
     "dph-rl": (PINK, "s", "-."),
     "grpo-sft": (PINK, "D", ":"),
 }
-"""A model or an algorithm -> colour, marker, line, the same in every figure. A family has a
-colour."""
+"""Model or algorithm -> colour, marker, line, in every figure. A family shares a colour."""
 SPARE = [*zip(COLOURS, MARKERS, DASHES, strict=True), *itertools.product(COLOURS, "o^sDvP", "-:")]
-"""What any other name gets, the next one that its figure does not have."""
+"""For other names: the next one that is free in the figure."""
 GAP = 2  # between the columns of a table
 COLUMNS = 80  # of a table where no terminal says how wide it is, such as a log file
 SHORT = 12  # characters of a cell that is not broken, such as "first 10"
@@ -100,7 +100,7 @@ def new_figure(panels: int):
 
 
 def error_bars(result: Iterable[Mapping[str, float]]) -> list[list[float]]:
-    """What lies below and above the mean of each, as matplotlib's `errorbar` takes it."""
+    """Distances below and above each mean, for matplotlib's `errorbar`."""
     result = list(result)
     return [
         [item["mean"] - item["low"] for item in result],
@@ -109,20 +109,20 @@ def error_bars(result: Iterable[Mapping[str, float]]) -> list[list[float]]:
 
 
 def leaves_out_0(result: Mapping[str, float]) -> bool:
-    """Whether the interval of a difference has 0 outside."""
+    """Whether the interval of a difference excludes 0."""
     return result["low"] > 0 or result["high"] < 0
 
 
 def line_styles(names: Iterable[str], first: int = 0) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line of each name in a figure, as matplotlib takes them.
+    """Colour, marker and line of each name in a figure, for matplotlib.
 
-    A name's first word is looked up in `LINES`: "GRPO", "sage-branch beta=0.1", "maxrl - grpo" (a
-    difference, drawn as its first part). A second line of one word has its colour alone; names that
-    are not in the table get the first of `SPARE` that are free.
+    The first word of a name is looked up in `LINES`: "GRPO", "sage-branch beta=0.1", "maxrl - grpo"
+    (a difference, drawn as its first part). A second line with the same word shares its colour;
+    other names get the first free ones of `SPARE`.
 
     Args:
-        names: in the order in which they are drawn.
-        first: how many of `SPARE` are passed over, those of names that the figure does not show.
+        names: in drawing order.
+        first: number of `SPARE` to skip, for names that the figure does not show.
     """
     words = {name: re.split(r"[ ,]", name.casefold(), maxsplit=1)[0] for name in names}
     known = {LINES[word] for word in words.values() if word in LINES}
@@ -155,12 +155,12 @@ def save_figure(
 
 
 def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
-    """Rows of one shape as a plain table for a terminal or a log: no colours, no lines.
+    """Rows with the same columns as a plain table for a terminal or a log.
 
-    In a table that is wider than `width` columns, cells of several words are broken over lines, but
-    neither a word nor a number from its interval. Where that is not enough, the columns that do not
-    fit follow below, beside the first ones that tell the rows apart. None is the width of the
-    terminal, or `COLUMNS` where the output is none.
+    In a table wider than `width` columns, cells of several words are broken over lines, but a
+    number stays with its interval. If that is not enough, the remaining columns follow below, next
+    to the first ones that identify the rows. None is the width of the terminal, or `COLUMNS`
+    without one.
     """
     from rich.console import Console
 
@@ -169,7 +169,9 @@ def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
 
     # Everything that rich would guess from the environment is set: a notebook, colours, the width.
     console = Console(width=width, color_system=None, force_terminal=False, force_jupyter=False)
-    cells = [{name: _glued(printable(str(row[name]))) for name in rows[0]} for row in rows]
+    cells = [
+        {name: _keep_on_one_line(printable(str(row[name]))) for name in rows[0]} for row in rows
+    ]
     with console.capture() as captured:
         for number, names in enumerate(_blocks(cells, width)):
             console.print(*([""] if number else []), _table(cells, names, width), sep="\n")
@@ -177,12 +179,11 @@ def table_text(rows: Sequence[Mapping], width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def _glued(text: str) -> str:
+def _keep_on_one_line(text: str) -> str:
     return text.replace(" ", GLUE) if len(text) <= SHORT else text
 
 
 def _table(rows: Sequence[Mapping[str, str]], names: Sequence[str], width: int) -> "Table":
-    """A table of rich with these columns."""
     from rich.table import Table
     from rich.text import Text
 
@@ -196,8 +197,8 @@ def _table(rows: Sequence[Mapping[str, str]], names: Sequence[str], width: int) 
 
 
 def _widths(rows: Sequence[Mapping[str, str]], names: Sequence[str], width: int) -> list[int]:
-    """Of the columns: each as wide as its cells, or else the widest are narrowed, none below its
-    longest part.
+    """Widths of the columns: of the cells, or else the widest are narrowed, to their longest part
+    at most.
     """
     from rich.cells import cell_len
 
@@ -237,14 +238,14 @@ def _blocks(rows: Sequence[Mapping[str, str]], width: int) -> list[list[str]]:
 
 
 def _parts(texts: list[str]) -> list[str]:
-    """What a column is broken into: words, or whole cells where one is "mean [low, high]"."""
+    """The unbreakable parts of a column: words, or whole cells "mean [low, high]"."""
     if any(text.endswith("]") for text in texts):
         return texts
     return [word for text in texts for word in text.split() or [""]]
 
 
 def table_html(rows: Sequence[Mapping]) -> str:
-    """Rows of one shape as an HTML table, for a notebook."""
+    """Rows with the same columns as an HTML table, for a notebook."""
 
     def line(tag: str, cells: Iterable[Any]) -> str:
         parts = (
@@ -259,7 +260,7 @@ def table_html(rows: Sequence[Mapping]) -> str:
 
 
 def show_table(rows: Sequence[Mapping], title: str = "") -> None:
-    """Print `table_text` below its title; in a notebook show `table_html`."""
+    """Prints `table_text` below its title; in a notebook shows `table_html`."""
     if title:
         print(f"\n{title}")
     if not in_notebook():

@@ -1,12 +1,12 @@
-"""What a notebook installs: by its card, and with as little of its image replaced as serves.
+"""Installs this package in a notebook, changing as little of its image as possible.
 
     from sage_unsloth import hosted
     hosted.install(vllm=True)
 
-Colab and Kaggle bring a PyTorch that fits their driver, and a kernel that has loaded some of their
-packages already. `choose` decides from what `look` finds; `install` runs pip. This module imports
-nothing that is not in every notebook's image, because it runs before anything is installed: it and
-`lazy_loader` come without their dependencies in the cell above.
+Colab and Kaggle have a PyTorch that fits their driver, and a kernel that has already loaded some
+packages. `choose` decides from the result of `look`; `install` runs pip. This module imports only
+what every notebook's image has, because it runs before anything is installed: it and `lazy_loader`
+are installed without dependencies in the cell above.
 """
 
 import importlib
@@ -27,24 +27,24 @@ from sage_unsloth.models.device import Card, compiled_architecture, nvidia_cards
 from sage_unsloth.sampling.engine_choice import VLLM_CAPABILITY
 
 KEPT = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
-"""Packages of the image that pip may not replace where their versions serve."""
+"""Packages of the image that pip may not replace if their versions suffice."""
 VLLM_REPLACES = frozenset(KEPT) - {"numpy"}
-"""Those of `KEPT` that the vllm extra brings in versions of its own."""
+"""Those of `KEPT` that the vllm extra replaces."""
 CUDA_13_DRIVER = 580
-"""The oldest NVIDIA driver for CUDA 13, with which PyTorch on PyPI is built from 2.11 on."""
+"""The oldest NVIDIA driver for CUDA 13, which PyPI's PyTorch uses from 2.11 on."""
 
 logger = logging.getLogger(__name__)
 
 
 class InWordsError(RuntimeError):
-    """Ends a notebook's run in words: IPython shows the message alone, without a traceback."""
+    """Ends a notebook's run with its message only: IPython shows no traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class InstallError(InWordsError):
-    """The notebook's machine, or what pip said, does not allow the package to run."""
+    """The machine, or pip, does not allow the package to run."""
 
 
 class RestartNeededError(InWordsError):
@@ -53,14 +53,13 @@ class RestartNeededError(InWordsError):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What decides what is installed.
+    """What decides the installation.
 
     Attributes:
         packages: canonical names of installed distributions -> versions.
-        cards: GPUs.
         driver: major version of NVIDIA's driver; None without one.
-        arches: what the installed PyTorch is compiled for, such as "sm_80"; empty where PyTorch is
-            absent or has no CUDA.
+        arches: what the installed PyTorch is compiled for, such as "sm_80"; empty without PyTorch
+            or CUDA.
     """
 
     packages: Mapping[str, str]
@@ -71,7 +70,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What pip is asked for, what it may not change, and why."""
+    """pip's requirements and constraints, and the reasons."""
 
     requirements: tuple[str, ...]
     constraints: tuple[str, ...]
@@ -79,10 +78,10 @@ class Choice:
 
 
 def runs_folder() -> Path:
-    """Where notebooks keep their runs.
+    """The folder of runs in a notebook.
 
-    Google Drive on Colab once it is mounted, /kaggle/working on Kaggle, `runs` elsewhere. On Colab
-    without Drive a warning is logged: what is written there is gone when the runtime ends.
+    Google Drive on Colab once it is mounted, /kaggle/working on Kaggle, `runs` elsewhere. Colab
+    without Drive logs a warning: its files are lost when the runtime ends.
     """
     drive, kaggle = Path("/content/drive/MyDrive"), Path("/kaggle/working")
     if drive.is_dir():
@@ -98,14 +97,14 @@ def runs_folder() -> Path:
 
 
 def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
-    """Install what this package needs and is not there; a second call does nothing.
+    """Installs what is missing; a second call does nothing.
 
     Args:
         vllm: with vLLM, where it runs.
-        say: is given each decision with its reason.
+        say: called with each decision and its reason.
 
     Raises:
-        InstallError: a card that cannot be used, or pip failed.
+        InstallError: an unsupported GPU, or pip failed.
         RestartNeededError: a package was replaced that the kernel had loaded.
     """
     machine = look()
@@ -135,15 +134,14 @@ def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
 def choose(machine: Machine, expected: Iterable[str]) -> Choice:
     """What to install on a machine.
 
-    vLLM is left out where its pinned release does not run. Of `KEPT`, each version that meets the
-    requirements is kept.
+    vLLM is left out if its pinned release does not run. Versions of `KEPT` that meet the
+    requirements are kept.
 
     Args:
-        machine: see `look`.
-        expected: requirements, as `requirements` gives them.
+        expected: of `requirements`.
 
     Raises:
-        InstallError: a card that Unsloth, or the PyTorch that is there, does not drive.
+        InstallError: a GPU that Unsloth, or the installed PyTorch, does not support.
     """
     expected, reasons = tuple(expected), []
     keeps_torch = _serves("torch", machine, expected)
@@ -163,7 +161,7 @@ def choose(machine: Machine, expected: Iterable[str]) -> Choice:
             selected -= VLLM_REPLACES
         else:
             expected = tuple(text for text in expected if Requirement(text).name != "vllm")
-            reasons.append(f"Without vLLM (completions are drawn by transformers): {reason}.")
+            reasons.append(f"Without vLLM (completions are sampled by transformers): {reason}.")
     constraints = tuple(
         f"{name}=={machine.packages[name]}"
         for name in KEPT
@@ -201,7 +199,7 @@ def _why_no_vllm(machine: Machine) -> str | None:
 
 
 def requirements(extra: str | None = None) -> tuple[str, ...]:
-    """What the installed package's metadata asks for, or what one of its extras adds."""
+    """The requirements in the package's metadata, or those of one of its extras."""
     results = []
     for text in metadata.requires("sage_unsloth") or []:
         requirement = Requirement(text)
@@ -218,7 +216,7 @@ def requirements(extra: str | None = None) -> tuple[str, ...]:
 
 
 def look() -> Machine:
-    """This machine's packages and cards, without loading PyTorch, which may be replaced yet."""
+    """This machine's packages and GPUs, without loading PyTorch, which may still be replaced."""
     packages = _installed_versions()
     cards, driver = nvidia_cards()
     arches = compiled_architecture() if cards and "torch" in packages else ()
@@ -226,12 +224,12 @@ def look() -> Machine:
 
 
 def _take_one_card(machine: Machine, say: Callable[[str], None]) -> None:
-    """Shows this process the first card alone, unless it was told which to take."""
+    """Shows this process only the first GPU, unless one was chosen."""
     if "CUDA_VISIBLE_DEVICES" in os.environ or "torch" in sys.modules:
         return
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     say(
-        f"{len(machine.cards)} cards: this notebook takes the first. For RL on all of them: "
+        f"{len(machine.cards)} GPUs: this notebook takes the first. For RL on all of them: "
         f"!CUDA_VISIBLE_DEVICES={','.join(map(str, range(len(machine.cards))))} torchrun "
         f"--nproc-per-node {len(machine.cards)} -m sage_unsloth train ... (never tried on GPUs)"
     )
@@ -262,7 +260,7 @@ def _is_met(text: str, packages: Mapping[str, str]) -> bool:
 
 
 def _serves(name: str, machine: Machine, expected: Iterable[str]) -> bool:
-    """Whether the installed version of a package meets every requirement of it."""
+    """Whether the installed version of a package meets its requirements."""
     if name not in machine.packages:
         return False
     texts = [text for text in expected if canonicalize_name(Requirement(text).name) == name]
@@ -277,7 +275,7 @@ def _specifier(name: str, expected: Iterable[str]) -> str:
 
 
 def _installed_versions() -> dict[str, str]:
-    """Distributions -> versions. Of a name that is there twice, Python imports the first."""
+    """Distributions -> versions; of duplicates the one that Python imports."""
     result: dict[str, str] = {}
     for distribution in metadata.distributions():
         if distribution.name:
@@ -286,7 +284,7 @@ def _installed_versions() -> dict[str, str]:
 
 
 def _loaded_versions() -> dict[str, str]:
-    """Distributions that this process has imported a module of -> their versions on the disk."""
+    """Loaded distributions -> their versions on disk."""
     top_level = {name.partition(".")[0] for name in list(sys.modules)}
     names = {
         name
@@ -299,7 +297,7 @@ def _loaded_versions() -> dict[str, str]:
 
 
 def _replaced_versions() -> list[str]:
-    """What was loaded when this module was, and has another version on the disk now."""
+    """Distributions that were loaded with this module and now have another version on disk."""
     now = _installed_versions()
     return [
         f"{name} {version} -> {now.get(name, 'removed')}"

@@ -1,6 +1,6 @@
-"""Code of a user's own: how `module:name` is found, what is recorded of it, and where it broke.
+"""Custom code: how `module:name` is found, what is recorded of it, and where it failed.
 
-Rewards, verifiers, algorithms, guides and rules for advantages are all named like this.
+Rewards, verifiers, algorithms, guides and advantage rules are all named in this form.
 """
 
 import hashlib
@@ -18,17 +18,16 @@ from typing import Any
 
 
 class OwnCodeError(RuntimeError):
-    """Code of a user's own raised, or returned what it must not; the message names it."""
+    """Custom code raised, or returned an invalid value; the message names it."""
 
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A function that a user wrote.
+    """A custom function.
 
     Attributes:
-        function: itself.
         reference: "module:function".
-        digest: of the source of its module; of the function alone where that is no file, as in a
+        digest: of its module's source; of the function alone if that is not a file, as in a
             notebook.
     """
 
@@ -38,14 +37,13 @@ class OwnFunction:
 
 
 def named_object(reference: str, what: str) -> Any:
-    """The object `name` of `module`, which is imported, also from the current folder.
+    """The object `name` of `module`, which may be in the current folder.
 
-    The current folder comes first, as with `python -m`; the console script and torchrun leave it
-    out.
+    The current folder comes first, as with `python -m`; the console script and torchrun omit it.
 
     Args:
         reference: "module:name", such as `my_rules:halves` for `halves` of `my_rules.py`.
-        what: it is to be, for the message: "a reward".
+        what: its role, for the message: "a reward".
 
     Raises:
         ValueError: another form, a module that cannot be imported, or no such name in it.
@@ -85,10 +83,10 @@ def named_object(reference: str, what: str) -> Any:
 
 
 def named_function(reference: str, what: str) -> OwnFunction:
-    """`named_object` where a function is needed.
+    """`named_object` for a function.
 
     Raises:
-        ValueError: see `named_object`; or it is no function.
+        ValueError: see `named_object`; or it is not a function.
     """
     result = named_object(reference, what)
     if not callable(result):
@@ -102,14 +100,15 @@ def named_function(reference: str, what: str) -> OwnFunction:
 
 
 def describe_function(function: Callable[..., Any]) -> OwnFunction:
-    """A function that was passed in Python."""
+    """The record of a function that was passed in Python."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return OwnFunction(function, f"{function.__module__}:{name}", source_digest(function))
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """SHA-256, 16 digits: of the module's file; of the function's source, or bytecode, where the
-    module is a script, a notebook or no file.
+    """SHA-256, 16 digits, of the module's file.
+
+    For a script, a notebook or no file: of the function's source, or bytecode.
     """
     own: Any = inspect.unwrap(function)
     file = getattr(sys.modules.get(own.__module__), "__file__", None)
@@ -126,7 +125,7 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """What an exception says, and the last line of the user's own code that it went through:
+    """An exception with the last line of custom code in its traceback:
     `KeyError: 'x' at my_rewards.py:12, in brevity`.
     """
     given = f"{type(error).__name__}: {error!s:.500}"
@@ -138,7 +137,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
-    """` at file:line, in function` of the last frame of a user's own; "" where there is none."""
+    """` at file:line, in function` of the last frame of custom code; "" without one."""
     own = own_frames(frames)
     if not own:
         return ""
@@ -148,7 +147,7 @@ def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def own_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Those that are neither of Python, nor of an installed package, nor of this one."""
+    """Frames outside Python, installed packages and this package."""
     paths = sysconfig.get_paths()
     libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     libraries.add(str(Path(__file__).parent))
@@ -161,7 +160,7 @@ def own_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.Frame
 
 
 def _place(filename: str, line: int | None) -> str:
-    """A file as seen from the current folder, if it lies there, and the line."""
+    """The file, relative to the current folder if inside, and the line."""
     path = Path(filename)
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
@@ -169,7 +168,7 @@ def _place(filename: str, line: int | None) -> str:
 
 
 def _code_bytes(code: CodeType) -> bytes:
-    """What compiled code does, without the addresses that its printed form has."""
+    """The content of compiled code, without the addresses in its repr."""
     parts = [code.co_code, repr(code.co_names).encode()]
     for value in code.co_consts:
         parts.append(_code_bytes(value) if isinstance(value, CodeType) else repr(value).encode())

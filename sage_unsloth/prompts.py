@@ -1,10 +1,9 @@
-"""The tags, the system prompt and the chat template, for training, evaluation and grading alike.
+"""The tags, the system prompt and the chat template for training, evaluation and grading.
 
-So the prompt that a model is evaluated on is, byte for byte, the one that it was trained on.
-Wording and template follow the paper's two stages; a `PromptFormat` has others. The system prompt
-names the tags; the template around it is the project's or the model's own (`TEMPLATES`,
-`models.templates`). The system prompt has one place, the tokenizer's chat template, which adds it
-to a conversation that has none.
+So a model is evaluated on byte for byte the prompt that it was trained on. Wording and template
+follow the paper's two stages; a `PromptFormat` can change them. The system prompt names the tags;
+the template around it is the project's or the model's own (`TEMPLATES`, `models.templates`). Only
+the tokenizer's chat template holds the system prompt, and adds it to conversations without one.
 """
 
 import json
@@ -21,25 +20,24 @@ END_TOKENS = (
     "<|eos|>", "<eos>", "<end_of_turn>", "<|endofturn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<pad>", "<|pad|>",
 )  # fmt: skip
-"""Tokens by which models end a turn; written out in a completion, they end what is read of it."""
+"""Tokens that end a turn; written out in a completion, they end the part that is graded."""
 BOX = r"\boxed{"
 TEMPLATES = ("project", "model")
-"""Whose chat template makes the prompts: the project's, or the model's own."""
+"""Chat templates: the project's, or the model's own."""
 TAGS = {
     "project": (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END),
     "think-answer": ("<think>", "</think>", "<answer>", "</answer>"),
     "think-boxed": ("<think>", "</think>"),
     "boxed": (),
 }
-"""Tags by the name of the pair: those of the working, then those of the answer; without the latter
-the answer is in a box."""
+"""Name -> tags of the reasoning and of the answer; without the latter the answer is in a box."""
 
 Pair = tuple[str, str]
 Turns = Sequence[Mapping[str, str]]
 
 
 def system_text(reasoning: Pair | None, solution: Pair | None) -> str:
-    """The system prompt that asks for these tags, in the words of the paper's."""
+    """The system prompt for these tags, in the paper's words."""
     lines = [
         "You are given a problem.",
         "Think about the problem and provide your working out.",
@@ -58,11 +56,7 @@ BEHIND_A_BOX = " \n\t$.*)]\\"
 
 
 def _check_tags(tags: Sequence[str]) -> None:
-    """Tags must be told from each other, from a box and from the end of a turn.
-
-    Raises:
-        ValueError: with the tag, and what is wrong with it.
-    """
+    """Raises ValueError unless tags differ from each other, from a box and from end tokens."""
     remedy = "Give others, such as <think> </think> <answer> </answer>"
     for tag in tags:
         if not isinstance(tag, str) or tag.split() != [tag] or not tag.isprintable():
@@ -82,12 +76,11 @@ def _check_tags(tags: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    r"""What a model is told, and how it marks its answer; the defaults are the paper's.
+    r"""The system prompt and the marks of an answer; the defaults are the paper's.
 
     Attributes:
-        system: the system prompt; None for none of ours, so that a model's own template may put
-            its default.
-        reasoning: the tags around the working; None for none.
+        system: None for none, so that a model's own template may add its default.
+        reasoning: the tags around the reasoning, or None.
         solution: the tags around the answer; None for a `\boxed{}`.
     """
 
@@ -108,20 +101,20 @@ class PromptFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags: of the working, then of the answer."""
+        """All tags: of the reasoning, then of the answer."""
         return (*(self.reasoning or ()), *(self.solution or ()))
 
     @property
     def unnamed(self) -> tuple[str, ...]:
-        """The marks of the answer that the system prompt does not name."""
+        """The marks of the answer that the system prompt does not mention."""
         marks = self.solution or (r"\boxed",)
         return tuple(mark for mark in marks if mark not in (self.system or ""))
 
     def solution_text(self, working: str, answer: str) -> str:
-        """The assistant's turn as SFT teaches it; the chat template adds the EOS token behind it.
+        r"""The assistant's turn for SFT; the chat template adds the EOS token.
 
-        Where the answer is boxed and the working, without tags of its own, ends in this box, it is
-        written as it is; other boxes of such a working lose their `\\boxed`.
+        If answers are boxed without reasoning tags and the text ends in this box, it is not
+        changed; its other boxes lose their `\boxed`.
         """
         if self.reasoning is not None:
             working = f"{self.reasoning[0]}{working}{self.reasoning[1]}"
@@ -135,15 +128,16 @@ class PromptFormat:
         return f"{working.replace(BOX, '{')}\n{box}"
 
     def taught(self, row: Mapping[str, str]) -> str:
-        """The assistant's turn of an SFT row: its `solution` and `answer` between the tags; without
-        an `answer` the `solution` as it is.
+        """The assistant's turn of an SFT row: its `solution` and `answer` between the tags.
+
+        Without an `answer`, the `solution` as it is.
         """
         if "answer" in row:
             return self.solution_text(row["solution"], row["answer"])
         return row["solution"]
 
     def options(self) -> list[str]:
-        """The words of a command that ask for this format; none for the project's."""
+        """The command-line options for this format; none for the project's."""
         if self == PROJECT_PROMPT:
             return []
         names = [name for name, tags in TAGS.items() if tags == self.tags]
@@ -159,11 +153,11 @@ PROJECT_PROMPT = PromptFormat()
 def prompt_format(
     system: str | None = None, tags: Sequence[str] | None = None
 ) -> PromptFormat | None:
-    """The format by a person's words; None where nothing is asked for.
+    """The format from command-line options; None without any.
 
     Args:
-        system: the system prompt; "none" for none; None for the one that asks for the tags.
-        tags: a name of `TAGS`, or the two tags of the answer, or the four of working and answer.
+        system: the system prompt; "none" for none; None for the default of the tags.
+        tags: a name of `TAGS`, or the two tags of the answer, or the four of reasoning and answer.
 
     Raises:
         ValueError: another number of tags or an unknown name; or see `PromptFormat`.
@@ -193,7 +187,7 @@ def _pair(tags: Sequence[str]) -> Pair | None:
 
 
 def recorded_format(settings: Mapping[str, Any]) -> PromptFormat:
-    """The format in the settings of a run or a record set; older ones had the project's alone."""
+    """The format in the settings of a run or a record set; older ones had the project's."""
     result = settings.get("prompt")
     if result is None:
         return PROJECT_PROMPT
@@ -205,9 +199,9 @@ def recorded_format(settings: Mapping[str, Any]) -> PromptFormat:
 
 
 def system_part(system: str | None) -> str:
-    """What goes before any template: a conversation without a system turn gets this one.
+    """The start of any template: adds the system turn to conversations without one.
 
-    So a saved model answers in plain transformers as it was trained to.
+    So a saved model works in plain transformers as it was trained.
     """
     if system is None:
         return ""
@@ -220,9 +214,7 @@ def system_part(system: str | None) -> str:
 
 
 def turns_part(reasoning: Pair | None) -> str:
-    """The project's turns: each ends in EOS but the user's, and an answer begins in its opened
-    tag.
-    """
+    """The project's turns: all but the user's end in EOS, and answers begin in an opened tag."""
     opened = "" if reasoning is None else "{{ " + _jinja(reasoning[0]) + " }}"
     return (
         "{% for message in messages %}"
@@ -234,12 +226,11 @@ def turns_part(reasoning: Pair | None) -> str:
 
 
 def _jinja(text: str) -> str:
-    """A text between single quotes, as a template writes it."""
+    """A text in single quotes, for a template."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def project_template(prompt: PromptFormat) -> str:
-    """The project's chat template in this format."""
     return system_part(prompt.system) + turns_part(prompt.reasoning)
 
 
@@ -252,13 +243,14 @@ CHAT_TEMPLATE = project_template(PROJECT_PROMPT)
 
 
 def prompt_messages(problem: str) -> list[dict[str, str]]:
-    """The conversation that asks `problem`: the system prompt, then the user's turn."""
+    """The conversation for `problem`: the system prompt, then the user turn."""
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": problem}]
 
 
 def turns_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The conversation that asks a row's problem: its `messages`, or its `problem` as a user's
-    turn. The chat template adds the system prompt where it has no system turn.
+    """The conversation for a row: its `messages`, or its `problem` as a user turn.
+
+    The chat template adds the system prompt if there is no system turn.
     """
     messages = row.get("messages")
     if messages is None:
@@ -272,7 +264,7 @@ def solution_text(working: str, answer: str) -> str:
 
 
 def render_solution(tokenizer: Any, turns: str | Turns, solution: str) -> str:
-    """The text that SFT trains on: the conversation that asks, and the assistant's turn."""
+    """The text for SFT: the conversation, and the assistant turn."""
     answer = {"role": "assistant", "content": solution}
     return tokenizer.apply_chat_template([*_turns(turns), answer], tokenize=False)
 
@@ -280,15 +272,14 @@ def render_solution(tokenizer: Any, turns: str | Turns, solution: str) -> str:
 def render_prompt(tokenizer: Any, problem: str | Turns) -> str:
     """The text that generation continues, by the tokenizer's chat template.
 
-    The project's template ends in the opened working-out tag.
+    The project's template ends in the opened reasoning tag.
 
     Args:
-        tokenizer: with its template chosen (`models.tokenizers.prepare_tokenizer`).
-        problem: the user's turn, or a whole conversation.
+        tokenizer: of `models.tokenizers.prepare_tokenizer`.
+        problem: the user turn, or a whole conversation.
 
     Raises:
-        ValueError: the tokenizer has no EOS token, which the template puts after the system
-            prompt.
+        ValueError: the tokenizer has no EOS token, which follows the system prompt.
     """
     if tokenizer.eos_token is None:
         raise ValueError(

@@ -1,9 +1,8 @@
-"""The whole method in minutes on a CPU: SFT, then GRPO and SAGE-Branch (or any other algorithms),
-then pass@k.
+"""The whole method in minutes on a CPU: SFT, then GRPO and SAGE-Branch (or others), then pass@k.
 
-The embedded arithmetic task and its tiny base model take the place of DAPO-Math-17K and
-Qwen2.5-Math-7B. Stages and evaluation are those of a GPU run: RL goes through Unsloth's generated
-trainer and fast loss, with LoRA and graded rewards.
+The embedded arithmetic task and its tiny base model replace DAPO-Math-17K and Qwen2.5-Math-7B.
+Stages and evaluation are those of a GPU run: RL uses Unsloth's generated trainer and fast loss,
+with LoRA and graded rewards.
 """
 
 import argparse
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS = ("grpo", "sage-branch")
 NAMES = {"grpo": "GRPO", "sage-branch": "SAGE-Branch"}
-"""Row of the table of algorithms -> name in the tables and figures, where that differs."""
+"""Algorithm -> its name in tables and figures, if different."""
 MODELS = ("SFT", *NAMES.values())
 
 
@@ -89,7 +88,7 @@ class QuickstartConfig:
 
 
 def smoke_config() -> QuickstartConfig:
-    """The same stages at a size that only shows that they run; its figures mean nothing."""
+    """The same stages at a minimal size; its figures mean nothing."""
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
     return QuickstartConfig(
         sft=replace(_embedded_settings().SFT, max_steps=2),
@@ -108,23 +107,22 @@ def run(
     processes: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Run or resume the quickstart in the folder `out`, print its table, and return the report.
+    """Runs or resumes the quickstart in the folder `out`, prints its table, and returns the report.
 
-    Leaves `report.json`, `pass_at_k.png`, `training.png` (a CSV beside each), `evaluation/` (as
+    Writes `report.json`, `pass_at_k.png`, `training.png` (each with a CSV), `evaluation/` (as
     `compare`), `samples/<model>.jsonl` and the models. A complete folder is only reported.
 
     Args:
-        out: folder.
-        config: of the stages and the evaluation; None for the embedded task's own.
+        config: None for the embedded task's own.
         algorithms: rows of `training.algorithms.ALGORITHMS`, in the order of the tables.
-        processes: RL runs at a time; None for as many as cores and memory allow. What a run leaves
-            does not depend on it.
-        settings: fields of `RlvrConfig`, in the place of the algorithms' and of `config.rlvr`'s.
+        processes: RL runs at a time; None for as many as cores and memory allow. Results do not
+            depend on it.
+        settings: fields of `RlvrConfig`, which win over the algorithms' and `config.rlvr`'s.
 
     Raises:
         SideBySideError: one of several runs at a time failed.
-        ValueError: an unknown algorithm or one named twice, settings that contradict it; the folder
-            holds another run's settings, or another process writes to it.
+        ValueError: an unknown or repeated algorithm, settings that contradict it; the folder holds
+            another run's settings, or another process writes to it.
     """
     config = config or QuickstartConfig()
     runs = choose_algorithms(config, algorithms, settings)
@@ -139,7 +137,7 @@ def _run(
     settings: dict[str, Any],
     processes: int | None,
 ) -> dict[str, Any]:
-    """`run` once the folder is this process's own."""
+    """`run` with the folder locked."""
     guides = {name: algorithm.guide for name, algorithm in runs.items()}
     recorded = {name: _guide_record(guide) for name, guide in guides.items()}
     known = {"command": "quickstart", "guides": recorded} | asdict(config)
@@ -188,11 +186,7 @@ def _run(
 def choose_algorithms(
     config: QuickstartConfig, algorithms: Sequence[str], settings: dict[str, Any]
 ) -> "dict[str, Algorithm]":
-    """Name here -> the algorithm, under the settings that were given or differ from the defaults.
-
-    Raises:
-        ValueError: see `run`.
-    """
+    """Display name -> the algorithm, with given and non-default settings."""
     from sage_unsloth.training.algorithms import ALGORITHMS as TABLE
     from sage_unsloth.training.algorithms import SETTINGS, get_algorithm
 
@@ -216,7 +210,6 @@ def choose_algorithms(
 
 
 def _guide_record(guide: "Guide | None") -> Any:
-    """A guide as `run.json` holds it."""
     if guide is None or not is_dataclass(guide):
         from sage_unsloth.training.rlvr_job import recorded_guide
 
@@ -227,7 +220,6 @@ def _guide_record(guide: "Guide | None") -> Any:
 def _jobs(
     out: Path, configs: "dict[str, RlvrConfig]", guides: "dict[str, Guide | None]"
 ) -> list[Job]:
-    """RL by each algorithm, from the SFT model."""
     rows = arithmetic.problems("train")
     same = {"model_path": out / "sft" / "model", "rows": rows}
     same["data"] = {"embedded": "arithmetic, split train", "rows": len(rows)}
@@ -249,7 +241,7 @@ def _jobs(
 def _train(
     out: Path, config: QuickstartConfig, jobs: Sequence[Job], count: int
 ) -> tuple[dict[str, float], dict[str, Path | None]]:
-    """SFT, then the RL runs, `count` at a time: the seconds of each, and each model's adapter."""
+    """SFT, then the RL runs, `count` at a time: the seconds of each, and the adapters."""
     from sage_unsloth.trainers.backends import load_backend
     from sage_unsloth.training.rlvr_stage import rlvr
     from sage_unsloth.training.sft_stage import sft
@@ -274,7 +266,7 @@ def _train(
 def _sample(
     out: Path, config: QuickstartConfig, rows: list[dict], name: str, adapter: Path | None
 ) -> list[dict]:
-    """The graded completions of one model, drawn as far as they are missing."""
+    """The graded completions of one model; samples what is missing."""
     from sage_unsloth.models.loading import load_policy
     from sage_unsloth.sampling.engines import TransformersEngine
     from sage_unsloth.sampling.record_sets import sample_and_grade

@@ -270,7 +270,7 @@ def test_entropies_and_layouts_of_a_rollout_batch(dtype):
 
 def test_entropies_where_unsloth_scores_logits(unsloth_module):
     zoo = importlib.import_module("unsloth_zoo.rl_replacements")
-    with on_gpu(), get("_recorded")(True) as calls:
+    with on_gpu(), get("_record_scores")(True) as calls:
         logits, index = random(B, T, V), torch.zeros(B, T, dtype=torch.long, device="cuda")
         check(zoo.chunked_selective_log_softmax(logits, index, 0.7))
         check(calls[0].entropies)

@@ -72,8 +72,8 @@ def test_vllm_brings_its_own_torch():
 @pytest.mark.parametrize(
     ("card", "reason"),
     [
-        (P100, r"Tesla P100.* needs compute capability 7\.0 or newer, but this card has 6\.0"),
-        (V100, r"Tesla V100.* PyTorch is compiled for sm_75 sm_80 .*, but this card has .* 7\.0"),
+        (P100, r"Tesla P100.* needs compute capability 7\.0 or newer, but this GPU has 6\.0"),
+        (V100, r"Tesla V100.* PyTorch is compiled for sm_75 sm_80 .*, but this GPU has .* 7\.0"),
     ],
 )
 def test_a_card_that_nothing_drives_is_refused(card, reason):

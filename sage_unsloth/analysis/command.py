@@ -16,11 +16,10 @@ RESPONSES = 64  # as in `report.analyze`
 
 
 def add_analyze(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `analyze`."""
     parser = commands.add_parser(
         "analyze",
-        help="patterns, training dynamics, case studies, perplexity and where the guide acts, of "
-        "finished runs",
+        help="analyze finished runs: patterns, training dynamics, case studies, perplexity, where "
+        "the guide acts",
     )
     parser.add_argument(
         "runs",
@@ -43,7 +42,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--perplexity",
         metavar="PATH[+ADAPTER]",
-        help="score the responses under this baseline model; resumes where it was stopped",
+        help="score the responses with this baseline model; resumes after a stop",
     )
     parser.add_argument(
         "--responses",
@@ -60,7 +59,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--guide",
         metavar="MODULE:NAME",
-        help="your own guide or algorithm of these runs, for --page (default: as in run.json)",
+        help="custom guide or algorithm of these runs, for --page (default: as in run.json)",
     )
     parser.add_argument(
         "--path",
@@ -72,7 +71,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         default=[],
         metavar="NAME=FILE",
-        help="files of benchmarks, as of evaluate, where the records lack the problems' texts",
+        help="benchmark files, as for evaluate, if the records lack the problems' texts",
     )
     add_columns(parser)
     parser.set_defaults(act=_analyze)
@@ -117,11 +116,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _parse_patterns(texts: list[str]) -> dict[str, str]:
-    """`["NAME=REGEX"]` as a dict.
-
-    Raises:
-        ValueError: another form.
-    """
+    """`["NAME=REGEX"]` as a dict; ValueError for another form."""
     patterns = {}
     for text in texts:
         name, equals, expression = text.partition("=")
@@ -132,11 +127,7 @@ def _parse_patterns(texts: list[str]) -> dict[str, str]:
 
 
 def _own_guide(reference: str) -> "Guide":
-    """The guide of `module:name`.
-
-    Raises:
-        ValueError: there is none; or see `own_algorithms.named_algorithm`.
-    """
+    """The guide of `module:name`; ValueError if there is none."""
     from sage_unsloth.training.own_algorithms import named_algorithm
 
     guide = named_algorithm(reference).guide
@@ -148,13 +139,13 @@ def _own_guide(reference: str) -> "Guide":
 def _versions(folder: Path) -> dict[Path, tuple[int, int]]:
     """Inode and modification time of every file.
 
-    They are compared for equality alone, because clocks are set back.
+    Only compared for equality, because clocks may be set back.
     """
     return {f: (f.stat().st_ino, f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
 
 
 def _list_files(out: Path, before: dict[Path, tuple[int, int]]) -> str:
-    """Which files this run wrote, and which an earlier one."""
+    """Lists the files of this run, and those of earlier ones."""
     after = {str(file.relative_to(out)): version for file, version in _versions(out).items()}
     earlier = {str(file.relative_to(out)): version for file, version in before.items()}
     made = sorted(
@@ -173,8 +164,9 @@ def _list_files(out: Path, before: dict[Path, tuple[int, int]]) -> str:
 def _next_step(
     options: argparse.Namespace, patterns: dict[str, str], *, guided: bool, starts: Sequence[str]
 ) -> str:
-    """The command that adds what this one left out: a guide's tokens, then the responses scored by
-    the model that training began with, the first of `starts`; empty where nothing can be added.
+    """The command that adds what is missing: a guide's tokens, then perplexity, or "".
+
+    Perplexity is scored by the model that training began with, the first of `starts`.
     """
     words = ["analyze", *options.runs, "--out", options.out]
     given = {"--against": options.against, "--path": options.path, "--guide": options.guide}

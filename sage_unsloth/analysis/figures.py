@@ -1,7 +1,7 @@
-"""Figures of an analysis, each with its table beside it.
+"""Figures of an analysis, each with its table as a CSV.
 
 Patterns, dynamics, perplexity, one completion, and heat maps over threshold and ratio. A model has
-the same colour, line style and marker in every figure that is given the models in one order.
+the same colour, line style and marker in every figure if the models have the same order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ TOKENS_DRAWN = 64  # of a completion; more labels would run into each other
 
 
 def plot_patterns(frequencies: Sequence[PatternFrequency], path: str | Path, note: str) -> Path:
-    """Eq. 13 of each model with its interval, and beside it the counts that it is based on."""
+    """Eq. 13 of each model with its interval, and the counts behind it."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(row.model for row in frequencies))
@@ -78,17 +78,16 @@ def plot_dynamics(
     models: Sequence[str] | None = None,
     window: int = 9,
 ) -> Path:
-    """Metrics of training against the optimizer step, and held-out pass@k beside the reward.
+    """Metrics of training against the optimizer step, and held-out pass@k next to the reward.
 
-    The metrics are those of `patterns.DYNAMICS`, all but the guide's mean.
+    The metrics are those of `patterns.DYNAMICS` without the guide's mean.
 
     Args:
         runs: name -> rows of its `metrics.jsonl`.
-        curves: model -> k -> held-out pass@k, where there is an evaluation.
+        curves: model -> k -> held-out pass@k, of evaluated models.
         path: of the PNG; the CSV holds the metrics.
-        note: the conditions, under the figure.
-        models: the order that decides colours; None takes the curves' models, then the runs.
-        window: optimizer steps of the centred moving average drawn over the raw values.
+        models: the order for colours; None takes the curves' models, then the runs.
+        window: optimizer steps of the centred moving average over the raw values.
     """
     models = list(models or dict.fromkeys([*curves, *runs]))
     shown = [
@@ -128,7 +127,7 @@ def _draw_metric(
     models: Sequence[str],
     window: int,
 ) -> None:
-    """Each step thin, their moving average thick; runs that did not log the metric are left out."""
+    """Each step thin, their moving average thick; runs without the metric are skipped."""
     styles = line_styles(models)
     for name, rows in runs.items():
         points = [(row["step"], row[metric]) for row in rows if metric in row]
@@ -149,15 +148,14 @@ def plot_perplexity(
     path: str | Path,
     note: str,
 ) -> Path:
-    """The share of responses whose perplexity is at least x: a panel for each problem.
+    """The share of responses with a perplexity of at least x: a panel for each problem.
 
     The right end is the tail.
 
     Args:
         values: model -> problem -> perplexities (`perplexity.perplexities`).
-        problems: id -> title of the panels to draw.
-        path: of the PNG; the CSV is beside it.
-        note: the conditions, under the figure.
+        problems: id -> title of its panel.
+        path: of the PNG; the CSV is written next to it.
     """
     figure, axes = new_figure(len(problems))
     styles, rows = line_styles(values), []
@@ -180,7 +178,7 @@ def plot_perplexity(
 
 
 def _scale_perplexities(axis: Any, low: float, high: float) -> None:
-    """A logarithmic axis with readable ticks, also where it spans less than a decade."""
+    """A logarithmic axis with readable ticks, even if it spans less than a decade."""
     from matplotlib import ticker
 
     axis.set_xscale("log")
@@ -201,9 +199,7 @@ def plot_trace(
     """Entropy and log-guide of the first `TOKENS_DRAWN` tokens of one completion.
 
     Args:
-        trace: of the completion.
         path: of the PNG; the CSV holds all tokens.
-        note: the conditions, under the figure.
         threshold: of a Branch guide, drawn in the entropy; nats.
     """
     from matplotlib.figure import Figure

@@ -25,7 +25,7 @@ def of_samples(benchmark: str, samples: Mapping[str, Sequence[dict]]) -> dict[st
     counts = {model: count_kinds(records) for model, records in samples.items()}
     show_table(
         [
-            {"model": model, "kind": kind} | result | {"of the right": _share(result, of_model)}
+            {"model": model, "kind": kind} | result | {"of the correct": _share(result, of_model)}
             for model, of_model in counts.items()
             for kind, result in of_model.items()
         ],
@@ -54,12 +54,12 @@ def of_runs(runs: Mapping[str, Path]) -> dict[str, Any]:
             rows.append({"run": name, "kind": kind} | cells)
         for kind, (before, now) in grown(result).items():
             logger.warning(
-                "%s: answers that are right as %s were %.0f %% of the right ones in the first "
-                "third of the logged steps and are %.0f %% in the last. Look at them in %s",
+                "%s: %s answers were %.0f %% of the correct ones in the first third of the logged "
+                "steps and are %.0f %% in the last. Look at them in %s",
                 *(name, kind, 100 * before, 100 * now, folder / COMPLETIONS),
             )
     if rows:
-        show_table(rows, "Rollouts: right answers by kind of comparison, of those so compared")
+        show_table(rows, "Rollouts: correct answers by kind of comparison")
     return counts
 
 
@@ -105,4 +105,4 @@ def _share(result: Mapping[str, int], of_all: Mapping[str, Mapping[str, int]]) -
 def _cell(result: Mapping[str, int] | None, of_all: Mapping[str, Mapping[str, int]]) -> str:
     if result is None:
         return "-"
-    return f"{result['correct']} of {result['answers']} ({_share(result, of_all)} of the right)"
+    return f"{result['correct']} of {result['answers']} ({_share(result, of_all)} of the correct)"

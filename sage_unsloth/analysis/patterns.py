@@ -100,7 +100,6 @@ class PatternFrequency:
     """How often one model's correct solutions show a pattern, and the counts behind the number.
 
     Attributes:
-        model, pattern: names.
         frequency: Eq. 13 with its 95 % interval over problems; None where nothing was solved.
         shown, correct: solutions that show the pattern, and correct solutions.
         problems_shown, problems: problems with such a solution, and with a correct one.
@@ -120,9 +119,9 @@ def pattern_frequencies(
 ) -> list[PatternFrequency]:
     """Eq. 13: how often *correct* solutions show a pattern.
 
-    The share of a problem's correct solutions that show it, and the mean of the shares. A problem
-    without a correct solution has no share and is left out; `problems` counts the others. The
-    interval is over problems (`intervals.score_interval`), so it is wide where few are solved.
+    The mean over problems of the share of a problem's correct solutions that show it. A problem
+    without a correct solution has no share; `problems` counts the others. The interval is over
+    problems (`intervals.score_interval`), so it is wide if few are solved.
 
     Args:
         samples: model -> records.
@@ -154,10 +153,10 @@ def pattern_differences(
     patterns: Mapping[str, str | Sequence[str]],
     against: str,
 ) -> list[dict[str, Any]]:
-    """Eq. 13 of each other model minus that of `against`, paired over the problems that both solve.
+    """Eq. 13 of each other model minus that of `against`, paired over problems that both solve.
 
     Returns:
-        Rows of `pattern`, `pair`, `difference` (None where they share no solved problem) and
+        Rows of `pattern`, `pair`, `difference` (None without a common solved problem) and
         `problems`.
     """
     counts = {model: _pattern_counts(records, patterns) for model, records in samples.items()}
@@ -207,8 +206,8 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
 
     Returns:
         Rows of `run`, `phase`, `steps` ("1-33"), `metric`, `mean`, `low`, `high`: 95 % by
-        `series_interval`, about this run's steps alone; None where there is no interval. A
-        metric that a run did not log is left out.
+        `series_interval`, about this run's steps only; None without an interval. Unlogged metrics
+        are left out.
 
     Raises:
         ValueError: a run has no steps.
@@ -238,14 +237,13 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Case:
-    """The solutions of several models to one problem, beside each other.
+    """The solutions of several models to one problem.
 
     Attributes:
-        problem_id: of the problem.
-        problem: its text, where it is known.
-        gold: the right answer.
-        models: model -> `correct`, `samples` (counts), `first correct` and `first wrong` (records,
-            None where there is none).
+        problem: its text, if known.
+        gold: the reference answer.
+        models: model -> `correct`, `samples` (counts), `first correct` and `first wrong` (records
+            or None).
     """
 
     problem_id: str
@@ -270,12 +268,11 @@ def case_studies(
 ) -> list[Case]:
     """The solutions of all models to the problems on which `a` and `b` differ most.
 
-    The problems are picked by `CASE_RULE` and not by hand.
+    `CASE_RULE` selects the problems, not a person.
 
     Args:
         samples: model -> records, all on the same problems with the same number of samples.
         a, b: models whose numbers of correct samples are compared.
-        count: how many problems.
         problems: id -> text.
 
     Raises:
@@ -315,7 +312,7 @@ def case_studies(
 
 
 def _check_sizes(grouped: Mapping[str, Mapping[str, Sequence[dict]]], first: str) -> None:
-    """Every model has as many samples of each problem as the first."""
+    """Checks that every model has as many samples of each problem as the first."""
     expected = {problem: len(rows) for problem, rows in grouped[first].items()}
     for model, result in grouped.items():
         size = {problem: len(rows) for problem, rows in result.items()}
@@ -333,7 +330,7 @@ def _is_correct(record: Mapping) -> bool:
 
 
 def _by_problem(records: Sequence[dict]) -> dict[str, list[dict]]:
-    """problem -> its records by their numbers; problems in the order of first appearance."""
+    """problem -> its records by sample number; problems in order of first appearance."""
     result: dict[str, list[dict]] = defaultdict(list)
     for record in records:
         result[record["problem_id"]].append(record)

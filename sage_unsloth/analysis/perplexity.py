@@ -1,10 +1,10 @@
-"""Scores recorded completions under a model: log-probabilities, entropies, perplexity (Eq. 39).
+"""Scores recorded completions with a model: log-probabilities, entropies, perplexity (Eq. 39).
 
-By a plain forward pass of transformers, without Unsloth: nothing is drawn and nothing is trained.
+A plain forward pass of transformers, without Unsloth.
 
-The records hold texts, not tokens, so a text is tokenised again. Where a model drew tokens that the
-tokenizer would not have chosen for the same text, the scored tokens are other ones; their number is
-compared with the record's and reported.
+Records hold texts, not tokens, so a text is tokenised again. If a model sampled tokens that the
+tokenizer would not choose for the same text, other tokens are scored; their number is compared with
+the record's and reported.
 
 Shapes: B completions, T tokens of the longest one, V vocabulary.
 """
@@ -26,15 +26,14 @@ from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 
 QUANTILES = (0.05, 0.5, 0.95)
 LOGITS_AT_ONCE = 2**28
-"""Logits of one forward pass when responses are scored: half a GiB in 16 bits."""
+"""Limit of logits in one forward pass: half a GiB in 16 bits."""
 
 
 def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[Any, Any]:
     """A model and its tokenizer for scoring: in float32 without a GPU, in 16 bits on one.
 
     Raises:
-        ValueError: a model that cannot be found, or whose weights are pickles; an adapter for
-            another one.
+        ValueError: a missing model, pickled weights, or an adapter for another model.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -60,10 +59,7 @@ def perplexity(total_logp: float, num_tokens: int) -> float:
 
     Args:
         total_logp: Σ_t log p_M(y_t), nats.
-        num_tokens: |y|, the completion's tokens without EOS.
-
-    Raises:
-        ValueError: there is no token.
+        num_tokens: |y|, tokens without EOS; ValueError if 0.
     """
     if num_tokens < 1:
         raise ValueError(f"perplexity needs at least one token, got {num_tokens}")
@@ -81,27 +77,26 @@ def score_records(
     batch_size: int = 32,
     bar: Any = None,
 ) -> list[dict]:
-    """Score what is missing of recorded responses under a baseline, at temperature 1.
+    """Scores what is missing of recorded responses with a baseline, at temperature 1.
 
-    Each batch is on disk before the next one; a second run resumes from there.
+    Each batch is on disk before the next one; a second run resumes there.
 
     Args:
         model, tokenizer: the baseline M.
-        records: of one record set.
         problems: id -> text, for the prompt.
         path: .jsonl, one response a line: `problem_id`, `sample`, `num_tokens`, `total_logp` (Σ_t
             log p_M(y_t), nats) and `tokens_as_drawn`, whether the text has as many tokens as were
-            drawn. An empty response has 0 tokens.
-        settings: what a file must agree in to be resumed, such as the baseline's digest.
-        batch_size: responses in a forward pass, at most; fewer where they would take more than
+            sampled. An empty response has 0 tokens.
+        settings: must be equal to resume a file, such as the baseline's digest.
+        batch_size: at most this many responses in a forward pass; fewer to stay within
             `LOGITS_AT_ONCE`.
-        bar: a tqdm bar over responses to advance.
+        bar: a tqdm bar over responses.
 
     Returns:
         A row for each record, in their order, as in the file.
 
     Raises:
-        ValueError: the file was made with other settings; a problem's text is missing.
+        ValueError: a file with other settings; a problem without text.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +126,7 @@ def score_records(
 
 
 def _scores_on_disk(path: Path, settings: Mapping[str, Any]) -> dict[tuple[str, int], dict]:
-    """(problem, sample) -> row of the file, which is begun or found to have these settings."""
+    """(problem, sample) -> row of the file, which is created or checked for these settings."""
     beside = path.with_suffix(".baseline.json")
     as_read = json.loads(json.dumps(dict(settings)))
     if beside.exists():
@@ -145,7 +140,7 @@ def _scores_on_disk(path: Path, settings: Mapping[str, Any]) -> dict[tuple[str, 
 def _largest_batch(
     tokenizer: Any, records: Sequence[dict], prompts: Mapping[str, Sequence[int]]
 ) -> int:
-    """How many rows of the longest kind keep within `LOGITS_AT_ONCE`; at least one."""
+    """Number of rows of the longest kind within `LOGITS_AT_ONCE`; at least one."""
     lengths = [len(prompt) for prompt in prompts.values()] or [0]
     tokens = max((record["num_tokens"] for record in records), default=0)
     tokens += max(lengths) - min(lengths) + 1
@@ -178,7 +173,7 @@ def _score_batch(
 
 
 def perplexities(scores: Sequence[dict]) -> dict[str, list[float]]:
-    """problem -> the perplexity of each of its responses that is not empty."""
+    """problem -> the perplexity of each non-empty response."""
     result: dict[str, list[float]] = {}
     for row in scores:
         values = result.setdefault(row["problem_id"], [])
@@ -192,13 +187,12 @@ def perplexity_table(
     against: str,
     quantiles: Sequence[float] = QUANTILES,
 ) -> list[dict[str, Any]]:
-    """Quantiles of the responses' perplexity, and the tail beyond that of `against`.
+    """Quantiles of the responses' perplexity, and the tail compared with `against`.
 
-    Of each problem: the quantiles over its responses, and for each other model beside `against` the
-    share of responses above the highest quantile of both models' together, as many of each. (A
-    quantile of one of them alone would lie nearer to its own responses than to the other's, and two
-    draws from one model would seem to differ.) Then the mean over the problems that every model has
-    a response to.
+    For each problem: the quantiles over its responses, and for each other model the share of
+    responses above the highest quantile of both models' together, with equally many of each. (A
+    quantile of one model alone would be closer to its own responses, so two samples of one model
+    would seem to differ.) Then the mean over the problems with responses of every model.
 
     Returns:
         Rows of `model`, `statistic`, `mean`, `low`, `high`, `difference`, `difference_low`,
@@ -253,7 +247,7 @@ def perplexity_table(
 
 
 def _tails(own: Sequence[float], others: Sequence[float], top: float) -> tuple[float, float]:
-    """The shares of each side above the `top` quantile of both sides, as many of each."""
+    """The shares of each side above the `top` quantile of both sides, with equally many of each."""
     count = min(len(own), len(others))
     sides = [np.array(side[:count]) for side in (own, others)]
     limit = np.quantile(np.concatenate(sides), top)

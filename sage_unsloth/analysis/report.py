@@ -1,8 +1,8 @@
-"""The analysis of finished runs: record sets and training logs in, tables, figures and pages out.
+"""The analysis of finished runs: from record sets and training logs to tables, figures and pages.
 
-`analyze` leaves `analysis.json`, and of what there is to analyse `patterns.png`, `dynamics.png`,
-`perplexity.png` (a CSV beside each), `dynamics_phases.csv`, `cases.html`, `tokens.html` and
-`tokens.png`; of several benchmarks each has its own folder.
+`analyze` writes `analysis.json` and, if there is data for them, `patterns.png`, `dynamics.png`,
+`perplexity.png` (each with a CSV), `dynamics_phases.csv`, `cases.html`, `tokens.html` and
+`tokens.png`; several benchmarks have their own folders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,14 +43,12 @@ CASES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What is known of one benchmark.
+    """The data of one benchmark.
 
     Attributes:
-        name: of the benchmark.
         samples: model -> records.
         against: the model that the others are compared with.
-        problems: id -> text; empty where no step needs the texts.
-        folder: where its figures and pages go.
+        problems: id -> text; empty if no step needs the texts.
     """
 
     name: str
@@ -74,24 +72,22 @@ def analyze(
     known: Mapping[str, ProblemSet] | None = None,
     guide: Any = None,
 ) -> dict[str, Any]:
-    """Analyse what is in `paths`: show tables, write figures, pages and `analysis.json` to `out`.
+    """Analyses `paths`: shows tables, writes figures, pages and `analysis.json` to `out`.
 
     Args:
         paths: folders of quickstarts, RL runs or evaluations, or record sets.
-        out: folder.
-        patterns: name -> regular expression, beside the benchmark's own.
+        patterns: name -> regular expression, in addition to the benchmark's own.
         against: the model that others are compared with; None takes the first.
-        baseline: "PATH" or "PATH+ADAPTER" of the model under which perplexity is scored; None
-            scores nothing.
-        responses: of each problem and model that are scored.
-        page: whether to score the case studies' completions under the runs that had a guide, for
-            `tokens.html`; of runs without a record set, completions of their last step.
+        baseline: "PATH" or "PATH+ADAPTER" of the model for perplexity; None scores nothing.
+        responses: number scored of each problem and model.
+        page: score the case studies' completions with the runs that had a guide, for `tokens.html`;
+            for runs without a record set, completions of their last step.
         data: folder of local copies of the benchmarks, for the texts of the problems.
-        known: benchmarks that were read already, by name.
-        guide: of the runs, where it is your own; None reads those that `run.json` names.
+        known: benchmarks that are already loaded, by name.
+        guide: a custom guide of the runs; None reads those in `run.json`.
 
     Returns:
-        What `analysis.json` holds.
+        The content of `analysis.json`.
 
     Raises:
         ValueError: nothing to analyse, bad patterns, or sets that cannot be compared; or another
@@ -215,7 +211,7 @@ def pass_at_k_curves(
 
 
 def _study_cases(item: Benchmark) -> list[Case]:
-    """Of the last model against the one named; written as a page."""
+    """Compares the last model with the named one; writes a page."""
     others = [name for name in item.samples if name != item.against]
     if not others:
         return []
@@ -308,7 +304,6 @@ def _guided_traces(
 
 
 def _write_token_page(traces: Sequence[tuple[Any, Any]], folder: Path) -> list[dict[str, Any]]:
-    """`tokens.html` and `tokens.png`."""
     page = trace_page(
         [trace for trace, _ in traces],
         "Where the guide acts, token by token",

@@ -1,4 +1,4 @@
-"""What there is to analyse in folders: RL runs, record sets, and the texts of their problems."""
+"""Finds RL runs, record sets, and the texts of their problems in folders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from sage_unsloth.training.stage import METRICS, read_metrics
 
 @dataclass(frozen=True)
 class Sources:
-    """What was found in the folders that were given.
+    """The content of the given folders.
 
     Attributes:
         runs: name of an RL run -> its folder.
         samples: benchmark -> model -> records.
         settings: (benchmark, model) -> the record set's settings.
-        texts: benchmark -> problem -> text, where an evaluation left them beside its records.
+        texts: benchmark -> problem -> text, if an evaluation stored them.
     """
 
     runs: dict[str, Path] = field(default_factory=dict)
@@ -30,18 +30,16 @@ class Sources:
 
 
 def find_sources(paths: Sequence[str | Path]) -> Sources:
-    """RL runs and record sets in the folders and below.
+    """RL runs and record sets in the folders, recursively.
 
-    An RL run is a folder with `metrics.jsonl` whose steps have a reward.
-    Record sets inside a training run's own folder (preflight, held-out rows of SFT) are no
-    evaluation and are left out. A run takes the name under which its adapter or model was
-    evaluated, by the digest of its weights; where record sets have no digest (the quickstart's), by
-    the folder's name, upper and lower case being the same. Sets of one model on one benchmark are
-    training seeds, and get numbers behind the name.
+    An RL run is a folder with `metrics.jsonl` whose steps have a reward. Record sets inside a
+    training run's folder (preflight, held-out rows of SFT) are not evaluations and are ignored. A
+    run gets the name under which its adapter or model was evaluated, by the digest of its weights;
+    if record sets have no digest (the quickstart's), by the folder's name, ignoring case. Sets of
+    one model on one benchmark are training seeds, and get numbered names.
 
     Raises:
-        ValueError: a path where there is neither; two runs of one name; or see
-            `record_tables.read_sets`.
+        ValueError: a path with neither; two runs of one name; or see `record_tables.read_sets`.
     """
     folders, files = [], []
     for path in map(Path, paths):
@@ -83,7 +81,7 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
 
 
 def _runs_and_sets(path: Path) -> tuple[list[Path], list[Path]]:
-    """Folders of training runs at or below a path, and the record sets that are not inside one."""
+    """Folders of training runs at or below a path, and the record sets outside of them."""
     if not path.is_dir():
         return [], [path]
     runs = sorted(file.parent for file in path.rglob(METRICS))
@@ -92,7 +90,7 @@ def _runs_and_sets(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _evaluated_as(folder: Path, settings: Mapping[tuple[str, str], dict]) -> str | None:
-    """The name of the model whose samples are a run's, where there are some."""
+    """The name of the evaluated model that belongs to a run, if any."""
     trained = next(
         (folder / part for part in ("adapter", "model") if (folder / part).is_dir()), None
     )
@@ -113,18 +111,14 @@ def problem_texts(
     data: str | Path | None = None,
     known: Benchmark | None = None,
 ) -> dict[str, str]:
-    """id -> text of the problems that the records are about.
-
-    The texts that `evaluate` left beside the records, else those of the benchmark.
+    """id -> text of the problems in the records: stored by `evaluate`, else from the benchmark.
 
     Args:
-        benchmark: its name.
-        sources: with the benchmark's records.
-        data: folder of local copies; None reads from the hub what is not embedded.
-        known: the benchmark, where it was read already.
+        data: folder of local copies; None uses the hub for benchmarks that are not embedded.
+        known: the benchmark, if already loaded.
 
     Raises:
-        ValueError: the benchmark that is read has another answer to a problem than the records.
+        ValueError: the benchmark's answer to a problem differs from the records'.
     """
     from sage_unsloth.sampling.record_sets import gold_of
 

@@ -10,13 +10,13 @@ from sage_unsloth.evaluation.report_text import interval_text
 
 
 def no_interval(estimates: Iterable[Mapping[str, Any]], few: str) -> str:
-    """Why some of a table's means have no interval; empty where all have one."""
+    """Why some of a table's means have no interval; empty if all have one."""
     lacking = any(row["low"] is None or math.isnan(row["low"]) for row in estimates)
     return f"; no interval for {few}, or for equal values" if lacking else ""
 
 
 def pattern_rows(frequencies: Sequence[PatternFrequency]) -> list[dict[str, str]]:
-    """Frequencies with their intervals and counts, for `figures.show_table`."""
+    """Frequencies with their intervals and counts."""
     return [
         {
             "pattern": row.pattern,
@@ -30,7 +30,7 @@ def pattern_rows(frequencies: Sequence[PatternFrequency]) -> list[dict[str, str]
 
 
 def phase_rows(phases: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """`patterns.dynamics` with a column for each third, for `figures.show_table`."""
+    """`patterns.dynamics` with a column for each third."""
     table: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for row in phases:
         table[row["metric"], row["run"]][row["phase"]] = interval_text(row, digits=4)
@@ -44,7 +44,7 @@ def phase_rows(phases: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def perplexity_rows(table: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """`perplexity.perplexity_table`, for `figures.show_table`."""
+    """`perplexity.perplexity_table` as rows."""
     return [
         {
             "statistic": row["statistic"],

@@ -1,7 +1,7 @@
 """Self-contained HTML pages: where a guide acts, token by token; and case studies.
 
-A page loads nothing and runs nothing (`runs.html`), so a model's completion is shown as text
-whatever it holds. Values are shown on hover, on focus and by touch.
+A page loads and executes nothing (`runs.html`), so any completion is shown as text. Values appear
+on hover, focus and touch.
 """
 
 import math
@@ -14,18 +14,17 @@ from sage_unsloth.runs.html import escape, page
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """One completion: what a guide saw of each of its T tokens, and its answer.
+    """One completion: what a guide saw of each of its T tokens, and its log q.
 
     Attributes:
-        title: of the completion: model, problem, sample.
-        problem: its text.
+        title: model, problem, sample.
         tokens: T texts.
         entropies: H_t before each token, nats.
         log_guides: log q_t.
         policy_logps, ref_logps: log π(y_t | s_t) and log π_ref(y_t | s_t), nats.
 
     Raises:
-        ValueError: no tokens, other numbers of values, or a value that is not finite.
+        ValueError: no tokens, different numbers of values, or a value that is not finite.
     """
 
     title: str
@@ -74,9 +73,8 @@ STYLE = """
 def trace_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
     """A page of completions, each token shaded by its entropy, and again by its log-guide.
 
-    One scale for the whole page, in the legend: entropy from 0 to the largest, log q from minus to
-    plus the largest of either sign. Hovering over a token, or moving to it by the keyboard, shows
-    its values.
+    The whole page has one scale: entropy from 0 to the largest, log q symmetric to the largest of
+    either sign. Values of a token are shown on hover or keyboard focus.
 
     Raises:
         ValueError: there are no traces.
@@ -135,7 +133,7 @@ def _section(trace: TokenTrace, entropy_scale: float, guide_scale: float) -> str
 
 
 def _visible(token: str) -> str:
-    """A mark for a token that nobody could see or point at."""
+    """A visible mark for an invisible token."""
     if not token:
         return "∅"
     if not token.strip(" "):
@@ -178,7 +176,7 @@ def _sample_cell(record: dict | None) -> str:
 
 
 def case_page(cases: Sequence[Case], title: str, rule: str) -> str:
-    """A page of case studies, with the rule by which they were picked."""
+    """A page of case studies, with the rule that selected them."""
     body = [f"<h1>{escape(title)}</h1>", f"<p>Picked by rule: {escape(rule)}.</p>"]
     body += [f"<section>{case_table(case)}</section>" for case in cases]
     return page(title, body, STYLE)

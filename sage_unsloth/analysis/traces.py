@@ -1,4 +1,4 @@
-"""Where a guide acts: recorded completions under policy and reference, given to the guide."""
+"""Where a guide acts: scores recorded completions with policy and reference for the guide."""
 
 import ast
 import re
@@ -36,19 +36,14 @@ def trace(
 ) -> TokenTrace:
     """Where a guide acts in one recorded completion, token by token.
 
-    EOS is among the tokens of a completion that ended by itself, as in training.
+    A completion that ended by itself includes its EOS, as in training.
 
     Args:
-        title: of the trace.
         policy: π, with its adapter.
-        tokenizer: of the policy.
-        guide: any guide.
         problem: the text of the problem, or a conversation.
-        record: of the completion; one without `finish_reason` has `longest`, the length limit.
+        record: of the completion; without `finish_reason` it has `longest`, the length limit.
         reference: π_ref; None is the policy without its adapter.
-        temperature: at which the completion was sampled in training.
         step, max_steps: optimizer step, for guides with a schedule.
-        seed: of the guide's noise, where it has some.
 
     Raises:
         ValueError: an empty completion, or no reference.
@@ -91,14 +86,14 @@ def trace(
 
 
 def read_guide(text: str, own: str = "module:name") -> "Guide":
-    """The guide that `run.json` records, such as "BranchGuide(ratio=0.3, threshold=1.2)".
+    """The guide in `run.json`, such as "BranchGuide(ratio=0.3, threshold=1.2)".
 
     Args:
         text: as recorded.
         own: what the message says where it is the user's own.
 
     Raises:
-        ValueError: not one of this package's guides, written as they print themselves.
+        ValueError: not the repr of one of this package's guides.
     """
     from sage_unsloth.methods import adaptive, teacher_guide
     from sage_unsloth.objective import guides, protocols, schedule
@@ -141,12 +136,7 @@ def own_algorithm(record: Mapping[str, Any]) -> str | None:
 def rollout_cases(
     name: str, run: str | Path, count: int
 ) -> tuple[list[Case], dict[str, str | list[dict[str, str]]]]:
-    """Problems of the last step of a run that logged completions, as cases, and their prompts.
-
-    Args:
-        name: of the run.
-        run: its folder.
-        count: at most how many problems.
+    """Problems of the last step with logged completions, as cases, and their prompts.
 
     Raises:
         ValueError: the run has no completions.
@@ -185,18 +175,15 @@ def run_traces(
 ) -> Iterator[tuple[TokenTrace, "Guide"]]:
     """Traces of one run's completions in the case studies.
 
-    The first correct completion of each problem, or the first wrong one where there is none.
+    For each problem the first correct completion, or else the first wrong one.
 
     Args:
         name: of the run, as in the cases.
-        run: its folder.
-        cases: the problems.
         problems: id -> text, or conversation.
         guide: of the run; None reads it from `run.json`.
 
     Raises:
-        ValueError: no `run.json`, a guide that is not this package's, or a problem whose text is
-            unknown.
+        ValueError: no `run.json`, a custom guide, or a problem without text.
     """
     from sage_unsloth.objective.protocols import SteeredGuide
 

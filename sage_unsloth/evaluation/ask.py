@@ -23,10 +23,9 @@ LONGEST_PROMPT = 2048  # tokens of a question that there is room for
 def open_model(
     spec: "ModelSpec", max_length: int = 2048
 ) -> Iterator[tuple[TransformersEngine, PromptFormat]]:
-    """A model that is loaded once and asked often, and its prompt format.
+    """A model that is loaded once and asked repeatedly, and its prompt format.
 
     Args:
-        spec: the model.
         max_length: prompt and answer together, in tokens.
 
     Raises:
@@ -65,13 +64,11 @@ def open_model(
 def ask(
     engine: TransformersEngine, question: str, config: SamplingConfig, seed: int = DEFAULT_SEED
 ) -> list[Completion]:
-    """`config.num_samples` completions of one question, each by a seed of its own.
+    """`config.num_samples` completions of one question, each with its own seed.
 
     Args:
-        engine: see `open_model`.
-        question: a user's turn.
         config: sampling; `top_k=1` is greedy.
-        seed: of the first completion; the others count on.
+        seed: of the first completion; the others count up from it.
     """
     from sage_unsloth.sampling.record_sets import prompt_ids
 
@@ -81,10 +78,8 @@ def ask(
 
 
 def sampling_of(n: int, temperature: float | None, max_tokens: int) -> SamplingConfig:
-    """How answers are sampled; without a temperature, greedily.
-
-    Raises:
-        ValueError: several greedy answers.
+    """Sampling settings for answers, greedy without a temperature; ValueError for several greedy
+    ones.
     """
     if temperature is None and n > 1:
         raise ValueError(
@@ -100,7 +95,6 @@ def sampling_of(n: int, temperature: float | None, max_tokens: int) -> SamplingC
 
 
 def add_ask(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `ask`."""
     parser = commands.add_parser(
         "ask", help="one question to a model or a run, or several from the keyboard"
     )
@@ -142,7 +136,7 @@ def _ask(options: argparse.Namespace) -> int:
 
 
 def _questions(words: Sequence[str]) -> Iterator[str]:
-    """The question of the command line, or those of standard input, a line each."""
+    """The question on the command line, or one per line of standard input."""
     if words:
         yield " ".join(words)
         return

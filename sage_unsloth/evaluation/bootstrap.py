@@ -1,9 +1,7 @@
-"""Bootstrap intervals of values that have no bounds: of problems, and of a run's successive steps.
+"""Bootstrap intervals for unbounded values: of problems, and of successive steps of a run.
 
-pass@k, a share between 0 and 1, has better ones (`intervals`).
-
-Where every resample has the same mean (one value, or equal values), nothing was measured of how
-values differ: there is no interval, and `low` and `high` are nan.
+pass@k, a share between 0 and 1, has better intervals (`intervals`). If every resample has the same
+mean (one value, or equal values), the variation is unknown: `low` and `high` are nan.
 
 Shapes: P problems, R resamples; N values in a row.
 """
@@ -21,8 +19,8 @@ ROUNDING = 1e-12  # two means this close are equal
 def mean_interval(
     values_P, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """The mean of one value for each problem, (P,), with a percentile bootstrap interval
-    (Efron, 1979).
+    """The mean of one value for each problem, (P,), with a percentile bootstrap interval (Efron,
+    1979).
 
     Raises:
         ValueError: not (P,) finite values with P >= 1; `confidence` not in (0, 1).
@@ -61,16 +59,14 @@ def series_interval(
 ) -> Estimate:
     """The mean of N successive values of one run, by the circular block bootstrap.
 
-    Successive optimizer steps resemble each other, so values resampled one by one would give
-    intervals that are too narrow: blocks of neighbours are drawn instead, the last value being a
-    neighbour of the first (Politis and Romano, 1992). It is about the steps of this run, and says
-    nothing about another run.
+    Successive optimizer steps are similar, so resampling single values would give too narrow
+    intervals. Blocks of neighbours are resampled instead, in a circle (Politis and Romano, 1992).
+    The interval is about the steps of this run, not about another run.
 
     Args:
         values_N: (N,), in order.
         block: neighbours in a block; None takes ⌈N^(1/3)⌉, and 1 is the ordinary bootstrap.
         confidence: the share of resampled means between `low` and `high`.
-        resamples, seed: how often is drawn; equal seeds draw the same.
 
     Raises:
         ValueError: as `mean_interval`; or not 1 <= block <= N.
@@ -98,7 +94,7 @@ def _finite_values(values) -> np.ndarray:
 
 
 def resampled_means(values_P: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """Means over P problems drawn with replacement, (R,); in chunks of bounded memory."""
+    """Means over P problems sampled with replacement, (R,), in chunks of bounded memory."""
     if resamples < 1:
         raise ValueError(f"resamples must be >= 1, got {resamples}")
     generator = np.random.default_rng(seed)
@@ -122,5 +118,5 @@ def _mean_and_interval(mean, means, confidence: float) -> tuple[float, float, fl
 
 
 def _share_above_zero(means: np.ndarray) -> float:
-    """Ties count half, so that two equal models get .5, and a and b exchanged the complement."""
+    """Ties count half: two equal models get .5, and exchanging a and b gives the complement."""
     return float((means > ROUNDING).mean() + (np.abs(means) <= ROUNDING).mean() / 2)

@@ -20,10 +20,9 @@ SMOKE = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
 
 
 def add_evaluate(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `evaluate`."""
     parser = commands.add_parser(
         "evaluate",
-        help="pass@k with intervals of models on benchmarks; resumes where it was stopped",
+        help="pass@k with intervals of models on benchmarks; resumes after a stop",
     )
     parser.add_argument(
         "--models",
@@ -39,8 +38,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         required=True,
         metavar="NAME[=FILE[,FILE]]",
         help="aime, amc23, math500-l5, minerva, knights-and-knaves:3, arithmetic, "
-        "reasoning-gym:TASK and so on; with a file: a local copy, or problems of your own, which "
-        "may also be OWNER/NAME[:CONFIG] of the hub",
+        "reasoning-gym:TASK and others; with a file: a local copy, or your problems, which "
+        "may also be OWNER/NAME[:CONFIG] on the hub",
     )
     parser.add_argument(
         "--path", metavar="FOLDER", help="local copies, NAME.jsonl and so on; no network"
@@ -53,24 +52,25 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a few short completions, where nothing else is asked for: shows that everything "
-        "works, and its figures mean nothing",
+        help="a few short completions (other options win); only shows that everything works",
     )
     add_columns(parser)
     add_prompt(parser)
-    parser.add_argument("--problems", type=int, help="only the first so many of each benchmark")
+    parser.add_argument(
+        "--problems", type=int, help="use only this many problems of each benchmark"
+    )
     parser.add_argument(
         "--engine",
         choices=ROLLOUTS,
         default="auto",
-        help="auto: vllm where there are a GPU and the package (default: %(default)s)",
+        help="auto: vllm if there is a GPU and the package (default: %(default)s)",
     )
     add_engine_options(parser)
     parser.add_argument(
         "--load-in-4bit",
         action=argparse.BooleanOptionalAction,
-        help="quantise the weights of all models (a 7B model on a card of 16 GB; draws by "
-        "transformers), or of none (default: of those that were trained in 4 bits)",
+        help="quantise the weights of all models (a 7B model on a GPU of 16 GB; needs "
+        "transformers), or of none (default: of models that were trained in 4 bits)",
     )
     parser.add_argument(
         "--batch",
@@ -82,7 +82,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     sampling = SamplingConfig()
     for flag, default, text in (
         ("--n", sampling.num_samples, "samples of each problem"),
-        ("--top-k", sampling.top_k, "tokens that may be drawn; -1: all"),
+        ("--top-k", sampling.top_k, "sample from this many most probable tokens; -1: all"),
         ("--max-tokens", sampling.max_completion_length, "longest completion"),
         ("--seed", sampling.seed, "from which each completion's own is derived"),
     ):
@@ -105,7 +105,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--other-verifier",
         action="store_true",
-        help="grade problems of your own by --verifier although a model was trained by another",
+        help="grade your problems with --verifier although a model was trained with another one",
     )
     _add_against(parser)
     parser.set_defaults(act=_evaluate)
@@ -189,7 +189,6 @@ def _shorten(options: argparse.Namespace) -> None:
 
 
 def add_compare(commands: argparse._SubParsersAction) -> None:
-    """Adds the parser of `compare`."""
     parser = commands.add_parser(
         "compare",
         help="the same report on any record sets that are on disk, and on logs of other tools",
@@ -205,7 +204,7 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="report on the problems and samples that all models have, where drawing is not done",
+        help="report on the problems and samples that all models have, before sampling is complete",
     )
     parser.add_argument("--out", default="runs/comparison", help="folder (default: %(default)s)")
     _add_against(parser)
@@ -228,13 +227,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
-    """Adds how logs of other tools are read."""
     parser.add_argument(
         "--metric",
         nargs="+",
         default=[],
         metavar="METRIC",
-        help="of other tools' logs: which says what is correct, where several could",
+        help="metric of correctness in other tools' logs, if there are several",
     )
     parser.add_argument(
         "--regrade",
@@ -251,7 +249,7 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
 
 
 def reading_options(options: argparse.Namespace) -> "ReadingOptions":
-    """What `add_log_options` asks for."""
+    """The values of `add_log_options`."""
     from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_pairs
 
     return ReadingOptions(

@@ -1,8 +1,7 @@
 """A comparison as one self-contained HTML file, `comparison.html`.
 
-pass@k curves, paired differences, the problems that one model alone solves, and completions to
-read. The page is bounded whatever it is made of: so many cases of each benchmark, so many
-characters of each completion, so many names in a list.
+pass@k curves, paired differences, problems that only one model solves, and sample completions. The
+page is bounded: in cases of each benchmark, characters of each completion, and names in a list.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,10 +45,10 @@ def comparison_page(
     """The page.
 
     Args:
-        result: what `report.json` holds.
-        by_benchmark: benchmark -> model -> its record sets, the training seeds; of the first, the
-            counts and completions of the cases are taken.
-        note: what the bands are, and the temperature, as below a figure.
+        result: the content of `report.json`.
+        by_benchmark: benchmark -> model -> its record sets, one per training seed; the first gives
+            the counts and completions of the cases.
+        note: what the bands are, and the temperature.
     """
     models = list(dict.fromkeys(row["model"] for row in result["table"]))
     title = f"pass@k: {', '.join(models)}"
@@ -125,7 +124,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text; an interval goes below its mean, so that many fit beside each other."""
+    """A text; an interval goes on the next line, to save width."""
     value, bracket, interval = text.partition(" [")
     if not (bracket and interval.endswith("]")):
         return escape(text)
@@ -133,7 +132,7 @@ def _cell(text: str) -> str:
 
 
 def _alone(coverage: Mapping[str, Any]) -> str:
-    """Which problems one model alone solves."""
+    """Problems that only one model solves."""
     if len(coverage["solved"]) < 2:
         return ""
     parts = [f"<h3>solved by one model alone, in {coverage['samples']} samples</h3>"]
@@ -149,14 +148,14 @@ def _alone(coverage: Mapping[str, Any]) -> str:
 
 
 def choose_cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> list[str]:
-    """Problems whose completions are worth reading, by rule.
+    """Problems whose completions are worth reading, chosen by rule.
 
-    For each model in turn the first `ALONE` that it alone solves; then those where the models'
-    shares of correct samples differ most; `CASES` of them at most.
+    For each model the first `ALONE` that only it solves; then those with the largest difference in
+    the shares of correct samples; `CASES` at most.
 
     Args:
         sets: model -> record set, of the same problems.
-        only: model -> problems that it alone solves.
+        only: model -> problems that only it solves.
     """
     chosen = [problem for problems in only.values() for problem in problems[:ALONE]]
     problems = next(iter(sets.values())).problems
@@ -201,7 +200,6 @@ def _cases(sets: Mapping[str, RecordSet], only: Mapping[str, Sequence[str]]) -> 
 
 
 def _completions(name: str, item: RecordSet, problem: str) -> str:
-    """A model's completions of one problem."""
     result = item.examples.get(problem, {})
     return "".join(
         f'<h4>{escape(name)}, sample {result[kind]["sample"]}: <span class="{mark}">{kind}</span>'
@@ -212,6 +210,6 @@ def _completions(name: str, item: RecordSet, problem: str) -> str:
 
 
 def _cut(text: str, left_out: int = 0) -> str:
-    """The text escaped, at most `TEXT` characters, and how many more there were."""
+    """The escaped text, at most `TEXT` characters, and how many more there were."""
     rest = max(0, len(text) - TEXT) + left_out
     return escape(text[:TEXT]) + (f"<em> … {rest:,} characters more</em>" if rest else "")

@@ -1,6 +1,4 @@
-"""The record sets of an evaluation: what tells them from others, their files, what they lack, and
-drawing it.
-"""
+"""The record sets of an evaluation: identities, files, missing samples, and sampling them."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +20,7 @@ from sage_unsloth.sampling.record_files import read_samples, read_settings, sett
 from sage_unsloth.sampling.record_sets import prompt_identity, sample_and_grade
 
 Key = tuple[int, str]
-"""A model by its number, since training seeds share a name, and a benchmark by its name."""
+"""Number of the model, since training seeds share a name, and name of the benchmark."""
 
 
 def identities_of(
@@ -30,8 +28,8 @@ def identities_of(
     dtype: str = "auto",
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """What tells each model's record sets from others: digests of its weights, the device, their
-    format, that they are quantised, if they are, and what the engine was told that matters.
+    """What distinguishes each model's record sets: digests of its weights, device, dtype,
+    quantisation, and engine arguments that affect results.
     """
     identities = []
     for spec in models:
@@ -56,8 +54,7 @@ def set_files(
 ) -> dict[Key, Path]:
     """The record set of each model on each benchmark.
 
-    NAME.jsonl, and NAME.DIGEST.jsonl where training seeds share a name; a set that exists under
-    either keeps its file.
+    NAME.jsonl, or NAME.DIGEST.jsonl if training seeds share a name; an existing set keeps its file.
     """
     names = [spec.name for spec in models]
     files = {}
@@ -81,9 +78,9 @@ def set_files(
 def count_missing(
     files: Mapping[Key, Path], benchmarks: Sequence[Benchmark], config: SamplingConfig
 ) -> dict[Key, int]:
-    """Completions to draw for each set.
+    """Completions that are missing in each set.
 
-    A set is read twice, to count and to draw: the texts of all sets together may not fit.
+    A set is read twice, to count and to sample: the texts of all sets may not fit in memory.
     """
     rows = {benchmark.name: benchmark.rows for benchmark in benchmarks}
     missing = {}
@@ -109,7 +106,7 @@ def draw_sets(
     missing: Mapping[Key, int],
     show: Callable[[str], object],
 ) -> dict[Key, RecordSet]:
-    """Every record set, complete; what a set lacks is drawn and graded."""
+    """Completes every record set: samples and grades what is missing."""
     from sage_unsloth.runs.progress import progress
 
     problems = sum(len(benchmark.rows) for benchmark in benchmarks)

@@ -1,4 +1,4 @@
-"""The options of a command that draws by an engine of the user's choice."""
+"""Engine options of a command."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,6 @@ from sage_unsloth.sampling.engine_arguments import check_arguments, parse_argume
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds `--dtype` and `--engine-set`."""
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
@@ -27,11 +26,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_options(options: argparse.Namespace, engine: str) -> dict[str, Any]:
-    """What they ask for, as `evaluate` takes it.
+    """The values for `evaluate`.
 
     Raises:
-        ValueError: an argument that is no NAME=VALUE, that follows from another option, or that the
-            installed vLLM does not have.
+        ValueError: not NAME=VALUE, an argument that another option decides, or that the installed
+            vLLM does not have.
     """
     arguments = parse_arguments(options.engine_set)
     if engine == "vllm":

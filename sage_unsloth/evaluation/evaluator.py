@@ -1,4 +1,4 @@
-"""Evaluates models on benchmarks: draws and grades what is missing, and reports (`report`)."""
+"""Evaluates models on benchmarks: samples and grades what is missing, and reports (`report`)."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ KNOWN = (*PUBLISHED, *TOGETHER)
 
 
 def check_columns_are_used(texts: Sequence[str], columns: Columns) -> None:
-    """Refuses `--columns` and the like where no benchmark is a file of one's own."""
+    """Raises ValueError for `--columns` and similar options without a custom file."""
     own = [text for text in texts if "=" in text and text.partition("=")[0] not in KNOWN]
     if columns and not own:
         raise ValueError(
@@ -64,10 +64,7 @@ def parse_benchmark(
     """`NAME`, from the hub or the folder `data`, or `NAME=FILE`.
 
     Args:
-        text: see above.
-        data: folder of local copies.
-        problems: keep the first so many; None keeps all.
-        columns: how problems of one's own are read.
+        problems: number of problems to use; None uses all.
 
     Raises:
         ValueError: as `load_benchmark`; or `problems` < 1.
@@ -82,7 +79,7 @@ def parse_benchmark(
 
 
 def choose_engine(expected: str = "auto", *, load_in_4bit: bool = False) -> str:
-    """vLLM where it runs, else transformers, with the reason logged; "vllm" insists.
+    """vLLM if possible, else transformers with the reason logged; "vllm" insists.
 
     Raises:
         ValueError: an unknown engine, or vLLM where it cannot run or with 4-bit weights.
@@ -105,16 +102,15 @@ def evaluate(
     against: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Draw and grade what is missing of every model on every benchmark, and report.
+    """Samples and grades what is missing of every model on every benchmark, and reports.
 
     Args:
-        models, benchmarks, out, config: as for `sample_models`.
         against: the model that the others are compared with; None takes the first.
         options: as for `sample_models`.
 
     Raises:
-        ValueError: bad input, named before anything is drawn.
-        EngineError: the engine failed; a second run resumes from there.
+        ValueError: bad input, found before any sampling.
+        EngineError: the engine failed; run again to resume.
     """
     _check_request(models, benchmarks, against)
     sets = sample_models(models, benchmarks, out, config, **options)
@@ -134,28 +130,23 @@ def sample_models(
     engine_arguments: Mapping[str, Any] | None = None,
     show: Callable[[str], object] = logger.info,
 ) -> list[RecordSet]:
-    """Draw and grade what is missing of every model on every benchmark: the record sets of the
-    models, one benchmark after another.
+    """Samples and grades what is missing of every model on every benchmark; their record sets.
 
-    Record sets lie in `out/samples/BENCHMARK/MODEL.jsonl`; a second run draws only what is missing
-    there.
+    Record sets are in `out/samples/BENCHMARK/MODEL.jsonl`; a second run samples only what is
+    missing there.
 
     Args:
         models: specs of one name are training seeds of one method.
-        benchmarks: what they are asked.
-        out: folder.
-        config: sampling.
         engine: "transformers" or "vllm".
         training: rows with `problem`, to look for in the benchmarks.
-        dtype: format of the weights, "auto" (each model's own), "float32", "bfloat16" or
-            "float16"; recorded.
-        engine_arguments: further arguments of vLLM's engine; those on which results depend tell
-            its record sets from others, and all are noted beside the set's settings.
-        show: is given how much there is to do, a text at a time.
+        dtype: "auto" (each model's own), "float32", "bfloat16" or "float16"; recorded.
+        engine_arguments: further arguments of vLLM's engine. Those that affect results distinguish
+            its record sets; all are recorded with the set's settings.
+        show: called with texts about the amount of work.
 
     Raises:
-        ValueError: bad input, named before anything is drawn.
-        EngineError: the engine failed; a second run resumes from there.
+        ValueError: bad input, found before any sampling.
+        EngineError: the engine failed; run again to resume.
     """
     out = Path(out)
     check_temperature(engine, config.temperature)
@@ -225,7 +216,7 @@ def _check_request(
 
 
 def _say_precisions(models: Sequence[ModelSpec], show: Callable[[str], object]) -> None:
-    """A comparison of models whose weights differ in format compares the formats too."""
+    """Notes that models with different dtypes are compared, which compares the dtypes too."""
     quantised = list(dict.fromkeys(spec.name for spec in models if spec.load_in_4bit))
     others = list(dict.fromkeys(spec.name for spec in models if not spec.load_in_4bit))
     if quantised and others:
@@ -240,7 +231,7 @@ def _say_precisions(models: Sequence[ModelSpec], show: Callable[[str], object]) 
 def _with_templates(
     models: Sequence[ModelSpec], known: Mapping[int, str], show: Callable[[str], object]
 ) -> list[ModelSpec]:
-    """The models with the chat template of each, and why; `known` has those of sets on disk."""
+    """The models with their chat templates, with reasons; `known` has those of existing sets."""
     templates = []
     for number, spec in enumerate(models):
         expected = known.get(number, spec.template)
@@ -269,7 +260,7 @@ def _report_overlap(
     out: Path,
     show: Callable[[str], object],
 ) -> None:
-    """Writes which problems share eight words in a row with the training set."""
+    """Writes which problems share eight consecutive words with the training set."""
     rows = []
     for benchmark in benchmarks:
         result = overlap(training, benchmark)

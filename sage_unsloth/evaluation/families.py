@@ -1,7 +1,7 @@
-"""The report of the embedded task: pass@k of all problems and by family, ways of working.
+"""The report of the embedded task: pass@k of all problems and by family, and solution methods.
 
-Every family is a benchmark of its own to `report_sets`, so intervals and paired differences are
-those of `compare`.
+Every family is a benchmark for `report_sets`, so intervals and paired differences are those of
+`compare`.
 """
 
 from collections import Counter
@@ -22,12 +22,11 @@ def family_report(
     sampling: dict[str, Any],
     folder: str | Path,
 ) -> dict[str, Any]:
-    """pass@k of every model with differences, for all problems and by family, and how they solved.
+    """pass@k of every model with differences, for all problems and by family, and solution methods.
 
     Args:
         rows: the problems, with `id` and `family`.
         samples: model -> records of N samples of every problem; the first is compared against.
-        sampling: settings with which they were drawn.
         folder: gets the tables and figures of `report_sets`.
 
     Returns:
@@ -79,7 +78,7 @@ def _behaviour(records: Sequence[dict]) -> dict[str, Any]:
 
 
 def course(log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The means of the first and the last tenth of a training log; no guide has none of its."""
+    """Means of the first and the last tenth of a training log; guide metrics only with a guide."""
     import numpy as np
 
     tenth = max(1, len(log) // 10)
@@ -91,7 +90,7 @@ def course(log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """The report as tables for a terminal, with how to read them."""
+    """The report as tables for a terminal, with notes on reading them."""
     lines = []
     for title, table in report["pass_at_k"].items():
         ks = list(next(iter(table.values())))

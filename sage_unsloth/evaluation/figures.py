@@ -20,8 +20,7 @@ def plot_pass_at_k(
 
     Args:
         panels: panel title -> model -> k -> estimate with its 95 % interval.
-        path: of the PNG; the CSV is beside it.
-        note: the conditions, under the figure.
+        path: of the PNG; the CSV is written next to it.
     """
     figure, axes = new_figure(len(panels))
     rows = []
@@ -39,12 +38,11 @@ def plot_pass_at_k(
 def plot_differences(
     panels: Mapping[str, Mapping[str, Mapping[int, Difference]]], path: str | Path, note: str
 ) -> Path:
-    """Paired differences of pass@k against k: a panel for each benchmark, a curve for each pair.
+    """Paired differences of pass@k against k: a panel per benchmark, a curve per pair.
 
     Args:
         panels: benchmark -> "a - b" -> k -> difference with its 95 % interval.
-        path: of the PNG; the CSV is beside it.
-        note: the conditions, under the figure.
+        path: of the PNG; the CSV is written next to it.
     """
     figure, axes = new_figure(len(panels))
     rows = []
@@ -60,7 +58,6 @@ def plot_differences(
 
 
 def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
-    """A curve with its band for each model."""
     styles = line_styles(curves)
     for model, curve in curves.items():
         draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
@@ -69,7 +66,6 @@ def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> N
 
 
 def draw_differences(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
-    """A curve with its band for each pair."""
     axis.axhline(0, color="#555555", linewidth=0.8)
     styles = line_styles(curves, first=1)  # the first is what the others are compared with
     for pair, curve in curves.items():
@@ -82,7 +78,7 @@ def svg(
     draw: Callable[[Any, Mapping[str, Mapping[int, Estimate]]], None],
     curves: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> str:
-    """What `draw` draws as an `svg` element without names, of curves as `report.json` has them."""
+    """The drawing as an `svg` element without ids, from curves in the form of `report.json`."""
     import matplotlib
 
     figure, (axis,) = new_figure(1)
@@ -96,7 +92,7 @@ def svg(
 
 
 def _estimates(curve: Mapping[str, Mapping[str, Any]]) -> dict[int, Estimate]:
-    """A curve of `report.json`, whose keys are texts, and whose missing bounds are null."""
+    """A curve of `report.json`, which has text keys and null for missing bounds."""
     return {
         int(k): Estimate(*(math.nan if item[p] is None else item[p] for p in PARTS))
         for k, item in curve.items()

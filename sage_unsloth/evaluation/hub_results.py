@@ -1,11 +1,10 @@
-"""Results as the hub reads them: `.eval_results/*.yaml` and the `model-index` of a model card.
+"""Results in the hub's formats: `.eval_results/*.yaml` and the `model-index` of a model card.
 
-Both are written from what `report.json` holds, for one model of it. The hub lists a score of
-`.eval_results` on the leaderboard of a data set, so one is written only where all problems are all
-rows of one data set of the hub, with its own golds; the model-index, which stands in the model's
-own card, has every benchmark.
+Both come from `report.json`, for one model of it. The hub lists a score of `.eval_results` on the
+leaderboard of a data set, so one is written only if all problems are all rows of one hub data set,
+with its own golds; the model-index has every benchmark.
 
-Values are percent. https://huggingface.co/docs/hub/eval-results names the fields.
+Values are percent. Fields: https://huggingface.co/docs/hub/eval-results
 """
 
 from collections.abc import Mapping
@@ -22,14 +21,14 @@ FOLDER = ".eval_results"
 
 
 def model_rows(report: Mapping[str, Any], model: str | None) -> list[Mapping[str, Any]]:
-    """The rows of the report's table that are of one model.
+    """The report's table rows of one model.
 
     Args:
         report: see `report.report_sets`.
-        model: its name; None where the report has one only.
+        model: its name; None if the report has only one.
 
     Raises:
-        ValueError: the report has no such model, or several and none is named.
+        ValueError: no such model, or several and no name.
     """
     names = list(dict.fromkeys(row["model"] for row in report["table"]))
     if model is None and len(names) == 1:
@@ -43,11 +42,9 @@ def model_rows(report: Mapping[str, Any], model: str | None) -> list[Mapping[str
 
 
 def named_model(report: Mapping[str, Any], expected: str | None) -> str | None:
-    """Whose results a card is given: those of `wanted`, or of the report's only model.
+    """The name of the model whose results a card gets: `expected`, or the report's only model.
 
-    Returns:
-        Its name; None where it has several and none is wanted, or is no report of `evaluate` or
-        `compare` (the quickstart's).
+    None if it has several and no name is given, or it is not a report of `evaluate` or `compare`.
 
     Raises:
         ValueError: the report has no such model.
@@ -71,16 +68,7 @@ def _is_whole(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> bool:
 def eval_results(
     report: Mapping[str, Any], model: str | None = None
 ) -> dict[str, "EvalResultEntry"]:
-    """benchmark -> pass@1 of one model as an entry of `.eval_results`, where a score belongs on a
-    leaderboard of the hub.
-
-    Args:
-        report: see `report.report_sets`.
-        model: see `model_rows`.
-
-    Raises:
-        ValueError: see `model_rows`.
-    """
+    """benchmark -> pass@1 of one model as an entry of `.eval_results`, if the hub can list it."""
     from huggingface_hub import EvalResultEntry
 
     entries = {}
@@ -101,15 +89,7 @@ def eval_results(
 
 
 def card_results(report: Mapping[str, Any], model: str | None = None) -> list["EvalResult"]:
-    """pass@1 and pass@n of one model on every benchmark, for the card's `model-index`.
-
-    Args:
-        report: see `report.report_sets`.
-        model: see `model_rows`.
-
-    Raises:
-        ValueError: see `model_rows`.
-    """
+    """pass@1 and pass@n of one model on every benchmark, for the card's `model-index`."""
     from huggingface_hub import EvalResult
 
     results = []
@@ -138,7 +118,7 @@ def card_results(report: Mapping[str, Any], model: str | None = None) -> list["E
 
 
 def write_eval_results(folder: Path, entries: Mapping[str, "EvalResultEntry"]) -> None:
-    """The entries as files of a model's folder, one for each benchmark."""
+    """Writes one file for each benchmark into a model folder."""
     from huggingface_hub import eval_result_entries_to_yaml
 
     for benchmark, entry in entries.items():
@@ -148,7 +128,7 @@ def write_eval_results(folder: Path, entries: Mapping[str, "EvalResultEntry"]) -
 
 
 def yaml_text(data: Any) -> str:
-    """YAML in which every text is harmless: quoted where it needs to be, and `printable`."""
+    """YAML with all texts quoted where needed, and `printable`."""
     from huggingface_hub.utils import yaml_dump
 
     return yaml_dump(_printable(data), sort_keys=False, width=100)
@@ -173,7 +153,7 @@ def _interval(estimate: Mapping[str, Any]) -> str:
 
 
 def _conditions(row: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    """How many samples, and how they were drawn."""
+    """The number of samples and the sampling settings."""
     seeds = f" of {row['seeds']} training seeds" if row["seeds"] > 1 else ""
     temperature = report["sampling"].get("temperature")
     drawn = "" if temperature is None else f" at temperature {temperature:g}"

@@ -1,7 +1,7 @@
-"""Logs of inspect_ai: one JSON document; `inspect log convert --to json` makes it of `.eval`.
+"""Logs of inspect_ai: one JSON document, converted from `.eval` by `inspect log convert --to json`.
 
 An epoch is a sample of each problem. A score of "C" is correct, "I" and "N" (no answer) are not; a
-score of several values gives a metric for each, named SCORER/NAME.
+score with several values gives one metric each, SCORER/NAME.
 """
 
 import json
@@ -17,7 +17,7 @@ FINISHED = {"stop": "stop", "max_tokens": "length", "model_length": "length"}
 
 
 def is_log(path: Path) -> bool:
-    """Whether it is a JSON document that begins as a log does, or an `.eval` archive."""
+    """Whether it is a JSON document that begins like a log, or an `.eval` archive."""
     if path.suffix == ".eval":
         return path.is_file()
     if path.suffix != ".json" or not path.is_file():
@@ -31,7 +31,7 @@ def read(path: Path) -> SampleLog:
     """The log's samples.
 
     Raises:
-        ValueError: an archive, no samples were logged, or one has an error.
+        ValueError: an archive, no logged samples, or a sample with an error.
     """
     if path.suffix == ".eval":
         raise ValueError(
@@ -83,7 +83,7 @@ def _record(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _input(given: str | list[dict]) -> str:
-    """The prompt: as it is, or the last thing that the user says."""
+    """The prompt: a text, or the last user turn."""
     if isinstance(given, str):
         return given
     said = [message for message in given if message.get("role") == "user"]

@@ -38,8 +38,8 @@ class Difference(Estimate):
     """A mean difference a - b over the same problems.
 
     Attributes:
-        share_above_zero: the share of the difference's t distribution that lies above 0; .5 for two
-            equal models, and with a and b exchanged the complement.
+        share_above_zero: share of the difference's t distribution above 0; .5 for two equal models,
+            and the complement if a and b are exchanged.
     """
 
     share_above_zero: float
@@ -130,9 +130,9 @@ def paired_interval(
 
 
 def variance_of_mean(values_SP: np.ndarray) -> tuple[float, float]:
-    """The variance of the mean of values_SP that is due to problems, and that due to seeds.
+    """The variance of the mean that is due to problems, and that due to seeds.
 
-    Problems and seeds are crossed and both drawn, so with the mean squares of the two-way layout
+    Problems and seeds are crossed and both sampled, so with the mean squares of the two-way layout
     the first is M_p / (S P), and the second (M_s − M_e) / (S P), at least 0. One seed, or one
     problem, says nothing about others: 0.
     """
@@ -154,7 +154,7 @@ def mean_squares(values_SP: np.ndarray) -> tuple[float, float, float]:
 
 
 def _usual_size(differences_P: np.ndarray) -> float:
-    """How large the difference of a problem is that differs; see `paired_interval`."""
+    """The usual size of a non-zero difference; see `paired_interval`."""
     deviations_P = np.abs(differences_P - np.median(differences_P))
     total, squares = deviations_P.sum(), (deviations_P**2).sum()
     if not squares:
@@ -164,7 +164,7 @@ def _usual_size(differences_P: np.ndarray) -> float:
 
 
 def _degrees(parts: list[tuple[float, int]]) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a sum of (variance, number of draws)."""
+    """Degrees of freedom (Welch, Satterthwaite) of a sum of (variance, number of samples)."""
     total = sum(variance for variance, _ in parts)
     if not total:
         return max(parts[0][1] - 1, 1)

@@ -1,9 +1,9 @@
 """Sample logs of lm-evaluation-harness: `samples_TASK_DATE.jsonl` of `lm_eval --log_samples`.
 
-One line is one document under one filter: `doc_id`, `target`, `arguments`, `resps` (requests by
-repeats), `filter`, and a value for each name in `metrics`. A metric is named as the tool's own
-results name it, "METRIC,FILTER". With `repeats`, the tool grades what a filter leaves of all
-responses, which is no grade of each: such a log is graded here, or not at all.
+One line is one document with one filter: `doc_id`, `target`, `arguments`, `resps` (requests by
+repeats), `filter`, and a value for each name in `metrics`. Metrics are named "METRIC,FILTER" as in
+the tool's results. With `repeats`, the tool grades the filter's output for all responses together,
+so there is no grade of each: such a log is graded here, or not at all.
 """
 
 import json
@@ -26,7 +26,7 @@ OTHERS = FIELDS | {
 
 
 def is_log(path: Path) -> bool:
-    """Whether the first line is one of a sample log."""
+    """Whether the first line is from a sample log."""
     if path.suffix != ".jsonl" or not path.is_file():
         return False
     with path.open(encoding="utf-8") as file:
@@ -38,10 +38,10 @@ def is_log(path: Path) -> bool:
 
 
 def read(path: Path) -> SampleLog:
-    """The log's samples; the model is named by the folder, as the tool lays them out.
+    """The log's samples; the folder names the model.
 
     Raises:
-        ValueError: a line is no sample, or the responses to two documents differ in number.
+        ValueError: a line is not a sample, or documents have different numbers of responses.
     """
     records: dict[tuple[Any, int], dict] = {}
     repeats, temperature, has_texts = 1, None, True
@@ -91,7 +91,7 @@ def read(path: Path) -> SampleLog:
 
 
 def _completions(resps: list) -> list[str] | None:
-    """The texts of the first request's repeats; None for log-likelihoods, which have none."""
+    """The texts of the first request's repeats; None for log-likelihoods."""
     if len(resps) == 1 and all(isinstance(text, str) for text in resps[0]):
         return list(resps[0])
     return None
@@ -105,7 +105,7 @@ def _scores(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> tuple[str, Mapping[str, Any]]:
-    """Prompt and generation settings of the first request, of either layout of the log."""
+    """Prompt and generation settings of the first request, in either layout of the log."""
     if isinstance(arguments, Mapping):
         first = next(iter(arguments.values()), {})
         values = list(first.values()) if isinstance(first, Mapping) else [first]

@@ -1,4 +1,4 @@
-"""The engines of the models that are evaluated, each loaded when its turn comes."""
+"""The engines of the evaluated models, loaded one after another."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +21,9 @@ class ModelSpec:
 
     Attributes:
         name: in records and figures; specs of one name are training seeds of one method.
-        path: model folder or hub id.
-        adapter: LoRA folder to put on it.
-        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
-            `templates.choose_template` says.
-        prompt: the format that it is asked in; None takes what `templates.choose_format` says.
+        adapter: LoRA folder to apply to it.
+        template: one of `prompts.TEMPLATES`; None uses `templates.choose_template`.
+        prompt: the prompt format; None uses `templates.choose_format`.
         load_in_4bit: quantise the linear layers' weights.
     """
 
@@ -38,7 +36,7 @@ class ModelSpec:
 
 
 class IdleEngine(InBatches):
-    """The engine of sets that are complete: it makes prompts, and is never asked to draw."""
+    """The engine of complete sets: it makes prompts, and never samples."""
 
     def __init__(self, name: str, tokenizer: Any):
         self.name, self.tokenizer = name, tokenizer
@@ -48,9 +46,7 @@ class IdleEngine(InBatches):
 
 
 def dtype_of(spec: ModelSpec, dtype: str) -> str | None:
-    """The format that a model is evaluated in; None for quantised weights, whose loader chooses
-    where nothing else is asked for.
-    """
+    """The dtype of a model; None for quantised weights, whose loader chooses by default."""
     return None if spec.load_in_4bit and dtype == "auto" else chosen_dtype(dtype, spec.path)
 
 
@@ -64,18 +60,17 @@ def load_engines(
     dtype: str = "auto",
     arguments: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, Engine]]:
-    """An engine for each model, one at a time; the caller drops it before it asks for the next.
+    """An engine for each model, one at a time; the caller drops it before requesting the next.
 
     With vLLM, a base is loaded once for all its adapters.
 
     Args:
         kind: "transformers" or "vllm".
-        models: which to load; a model that has no completion to draw is not loaded.
-        benchmarks: whose prompts decide how long a sequence can be.
-        config: sampling.
-        missing: (model's number, benchmark's name) -> completions to draw.
+        models: a model without missing completions is not loaded.
+        benchmarks: their prompts decide the maximal sequence length.
+        missing: (model's number, benchmark's name) -> missing completions.
         dtype: of the weights, one of `dtypes.DTYPES`.
-        arguments: further ones of `vllm.LLM`.
+        arguments: further arguments of `vllm.LLM`.
 
     Yields:
         The model's number in `models`, and its engine.

@@ -1,4 +1,4 @@
-"""What a log of another tool holds, whichever the tool."""
+"""The content of a log of another tool, in one form for all tools."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,18 +7,15 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class SampleLog:
-    """Samples of one model on one task, as another tool drew and graded them.
+    """Samples of one model on one task, sampled and graded by another tool.
 
     Attributes:
-        path: the log.
-        tool: its name.
-        model, task: names, as the log has them.
-        temperature: of sampling; None where the log does not say.
+        temperature: of sampling; None if unknown.
         records: `problem_id`, `sample` (from 0), `problem` (the prompt's text), `completion`,
-            `num_tokens` and `finish_reason` (None where the log does not say), `gold`, and `scores`
-            (metric -> value of this sample).
-        why: why a sample may be without a grade of its own, for the message.
-        has_texts: whether samples have completions; log-likelihoods of given answers have none.
+            `num_tokens` and `finish_reason` (None if unknown), `gold`, and `scores` (metric ->
+            value of this sample).
+        why: why a sample may have no grade of its own, for the message.
+        has_texts: whether samples have completions; log-likelihoods have none.
     """
 
     path: Path
@@ -32,9 +29,8 @@ class SampleLog:
 
 
 def final_answer(target: Any) -> str:
-    """The answer of a gold that may be a whole solution: what follows `####`, or is in `\\boxed`.
-
-    A list of one is its element.
+    r"""The answer of a gold that may be a full solution: after `####`, or in `\boxed`; of a list of
+    one, its element.
     """
     from sage_unsloth.grading.extraction import extract_answer
 

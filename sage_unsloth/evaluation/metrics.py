@@ -1,4 +1,4 @@
-"""pass@k and its uncertainty, as pure functions of how many samples of each problem are correct.
+"""pass@k and its uncertainty, as pure functions of the number of correct samples.
 
 Shapes: P problems, S training seeds of one model, K values of k.
 """
@@ -17,19 +17,19 @@ from sage_unsloth.evaluation.intervals import (
 
 
 def pass_at_k(num_samples, num_correct, k):
-    r"""The chance that k of the samples, drawn without replacement, include a correct one.
+    r"""The chance that k of the samples, chosen without replacement, include a correct one.
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - \prod_{j<k} (n - c - j) / (n - j), the unbiased
     estimator of Chen et al. (2021, arXiv:2107.03374). The product is exact to rounding at any n,
-    and exactly 0 or 1 where the answer is.
+    and exactly 0 or 1 if the value is.
 
     Args:
-        num_samples: n, samples per problem; an integer or an array of them, as are the next two.
+        num_samples: n, samples per problem; an integer or an array, as are the next two.
         num_correct: c, correct samples among the n.
-        k: how many are drawn.
+        k: number of chosen samples.
 
     Returns:
-        A float, or a float64 array of the shape to which the three broadcast.
+        A float, or a float64 array of the broadcast shape.
 
     Raises:
         ValueError: not integers, or not 1 <= k <= n and 0 <= c <= n.
@@ -71,14 +71,12 @@ def pass_at_k_curve(
 ) -> dict[int, Estimate]:
     """The mean pass@k over problems for every k, each with its `intervals.score_interval`.
 
-    The values of a problem carry the noise of its n samples, so the interval covers it. With one
-    training seed it says nothing about another seed.
+    The interval covers the noise of the n samples of each problem. With one training seed it says
+    nothing about another seed.
 
     Args:
         num_samples: n, (P,) samples per problem, or one number for all; or (S, P).
         num_correct: c, (P,) correct samples; or (S, P), a row for each training seed of one method.
-        ks: how many samples are drawn per problem.
-        confidence: the share of such intervals that hold the mean over all problems of the kind.
 
     Raises:
         ValueError: as `pass_at_k`; no problems, or more than two axes; `confidence` not in (0, 1).
@@ -106,11 +104,11 @@ def difference_curve(
 ) -> dict[int, Difference]:
     """The mean pass@k of model a minus that of model b on the *same* problems, for every k.
 
-    What makes a problem hard for both cancels (`intervals.paired_interval`). Arguments as in
+    The common difficulty of a problem cancels (`intervals.paired_interval`). Arguments as in
     `pass_at_k_curve`, twice; the problems in one order.
 
     Raises:
-        ValueError: as `pass_at_k_curve`; or the models have different numbers of problems.
+        ValueError: as `pass_at_k_curve`; or different numbers of problems.
     """
     values_a_KSP, ks = _per_problem(num_samples_a, num_correct_a, ks)
     values_b_KSP, _ = _per_problem(num_samples_b, num_correct_b, ks)
@@ -135,10 +133,9 @@ def paired_difference(
 
 
 def mean_and_deviation(values_S) -> tuple[float, float]:
-    """Mean and sample standard deviation over S >= 2 training seeds: what papers print as ±.
+    """Mean and sample standard deviation over S >= 2 training seeds: the ± of papers.
 
-    It says how much a result moves with the seed on *these* problems, and nothing about other
-    problems.
+    It shows the variation between seeds on *these* problems, not on others.
     """
     values_S = np.asarray(values_S, dtype=float)
     if values_S.ndim != 1 or values_S.size < 2:
@@ -149,13 +146,10 @@ def mean_and_deviation(values_S) -> tuple[float, float]:
 
 
 def unique_solutions(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """For each model, which problems it alone solved at least once.
+    """model -> (P,) bool: problems that only this model solved at least once.
 
     Args:
         num_correct: model -> correct samples of each problem, (P,).
-
-    Returns:
-        model -> (P,) bool.
     """
     solved = {name: np.asarray(counts) > 0 for name, counts in num_correct.items()}
     times = np.sum(list(solved.values()), axis=0)
@@ -163,7 +157,7 @@ def unique_solutions(num_correct: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _per_problem(num_samples, num_correct, ks: Iterable[int]) -> tuple[np.ndarray, list[int]]:
-    """pass@k of every k, seed and problem, (K, S, P), and the list of the ks."""
+    """pass@k of every k, seed and problem, (K, S, P), and the ks."""
     ks = list(ks)
     values = [np.asarray(pass_at_k(num_samples, num_correct, k)) for k in ks]
     shape = values[0].shape if values else ()

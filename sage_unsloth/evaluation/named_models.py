@@ -1,4 +1,4 @@
-"""The models of an evaluation as a person names them: presets, runs, adapters, folders, hub ids."""
+"""The models of an evaluation as a user names them: presets, runs, adapters, folders, hub ids."""
 
 import re
 from pathlib import Path
@@ -21,15 +21,14 @@ def parse_model(
     """`NAME=MODEL` or `NAME=MODEL+ADAPTER`; each may be the folder of a run (`find_model`).
 
     Args:
-        text: see above.
         template, prompt: see `ModelSpec`.
-        load_in_4bit: quantise the weights; None where the adapter, or the run, was trained so. Of
-            an SFT run its adapter is then taken on the model that it started from, and not its
-            merged model, which is in full precision.
+        load_in_4bit: quantise the weights; None follows the adapter's or run's training. For a
+            4-bit SFT run its adapter is then used on the start model, not the merged model in full
+            precision.
 
     Raises:
-        ValueError: another form, a name with other signs than letters, digits, ".", "-", "_", or
-            see `find_model`.
+        ValueError: another form, a name with characters other than letters, digits, ".", "-", "_",
+            or see `find_model`.
     """
     name, equals, path = text.partition("=")
     if not equals or not path or not re.fullmatch(r"[\w.-]+", name):
@@ -60,18 +59,15 @@ def parse_model(
 
 
 def find_model(path: str, load_in_4bit: bool | None = None) -> tuple[str, str | None]:
-    """The model that a person names, and the adapter on it.
+    """Folder or hub id of a named model, and its adapter's folder or None.
 
     Args:
         path: a preset's name, a model's folder, an SFT or RL run's, an adapter's, or a hub id.
         load_in_4bit: see `parse_model`.
 
-    Returns:
-        Folder or hub id of the model, and the adapter's folder or None.
-
     Raises:
-        ValueError: a folder that is none of these or is not there, a run that is not complete, or
-            an adapter whose base cannot be found.
+        ValueError: an unknown or missing folder, a run that is not complete, or an adapter whose
+            base cannot be determined.
     """
     if path in MODELS:
         return locate_model(MODELS[path].hub_id), None
@@ -105,12 +101,12 @@ def find_model(path: str, load_in_4bit: bool | None = None) -> tuple[str, str | 
 
 
 def find_adapter(path: str) -> str:
-    """The folder of an adapter: as given, or that of the run which is named."""
+    """The folder of an adapter, or of the adapter of a run."""
     return str(Path(path) / "adapter") if (Path(path) / "run.json").is_file() else path
 
 
 def _base_of(adapter: Path) -> str:
-    """The model that an adapter was trained on: as its run names it, else as its config does."""
+    """The model that an adapter was trained on, from its run or else from its config."""
     record = adapter.absolute().parent / "run.json"
     named = read_json(record).get("model_path") if record.is_file() else None
     return _checked_base(named or adapter_config(adapter).get("base_model_name_or_path"), adapter)

@@ -1,9 +1,9 @@
-"""What all models have of sets that are not complete: the problems and samples of a first report.
+"""The part of incomplete sets that all models have, for a first report.
 
-Samples count from 0 without a gap. All problems stay in the report where every model has a sample
-of each, which is so soon, since all problems are drawn at few samples first; else those stay with
-which problems times samples is largest. Which problems were left out says something about them: the
-ones not drawn to an end yet may be those with long completions.
+Samples count from 0 without a gap. All problems stay in the report if every model has a sample of
+each, which is soon the case, because all problems are first sampled a few times. Otherwise the
+largest number of problems times samples is used. The problems left out are not random: those with
+long completions end last.
 """
 
 from collections import defaultdict
@@ -20,15 +20,14 @@ Set = tuple[dict[str, Any], list[dict]]
 def shared_part(
     files: Sequence[Path], sets: Sequence[Set]
 ) -> tuple[list[Set], dict[str, dict[str, Any]]]:
-    """The sets, cut down to what all sets on the same benchmark have.
+    """The sets, reduced to what all sets on the same benchmark have.
 
     Args:
-        files: of the sets, for the problems that were asked.
-        sets: in the same order.
+        files: of the sets, for the problems of the benchmark.
 
     Returns:
-        The sets, and by benchmark: `problems` kept, `of` how many that were asked, `samples`, and
-        `left_out`, how many completions the sets have beside these.
+        The sets, and by benchmark: `problems` used, `of` how many, `samples`, and `left_out`, the
+            number of completions that are not used.
 
     Raises:
         ValueError: the sets on a benchmark have no sample of a problem in common.
@@ -62,14 +61,13 @@ def shared_part(
 
 
 def largest_part(least: Mapping[str, int]) -> tuple[set[str], int]:
-    """The problems and the number of samples that are kept.
+    """The problems and the number of samples to use.
+
+    All problems if each has a sample; else the largest number of problems times samples, more
+    problems before more samples.
 
     Args:
         least: problem -> samples that every set has of it.
-
-    Returns:
-        All problems if each has a sample; else those with which problems times samples is largest,
-        more problems before more samples.
     """
     if least and min(least.values()):
         return set(least), min(least.values())
@@ -80,7 +78,7 @@ def largest_part(least: Mapping[str, int]) -> tuple[set[str], int]:
 
 
 def _lengths(records: Sequence[dict]) -> dict[str, int]:
-    """problem -> how many graded samples from 0 on it has without a gap."""
+    """problem -> number of graded samples from 0 on without a gap."""
     samples: dict[str, set[int]] = defaultdict(set)
     for record in records:
         if "grade" in record:

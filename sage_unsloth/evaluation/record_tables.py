@@ -1,4 +1,4 @@
-"""Record sets on disk as tables of counts, and what makes them comparable."""
+"""Record sets as tables of counts, and whether they can be compared."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,17 @@ class RecordSet:
     """The graded samples of one model, of one training seed, on one benchmark.
 
     Attributes:
-        model, benchmark: names.
         problems: ids, in the order of the rows of `correct`.
         correct: (P, N) bool.
-        records: `num_tokens`, `finish_reason` and `grade` of all P * N; of another tool's samples,
-            the first two may be None.
-        sampling: settings with which they were drawn.
+        records: `num_tokens`, `finish_reason` and `grade` of all P * N; the first two may be None
+            for another tool's samples.
         golds: problem -> gold, in the order of `problems`.
-        grader: what graded the records, the first of several.
-        tool: the other tool that drew them; None for a record set.
+        grader: of the records; the first of several.
+        tool: the other tool that made the samples; None for a record set.
         examples: problem -> its first correct and its first wrong record, cut to `EXAMPLE`
             characters.
-        texts: problem -> its text, where that is known.
-        provenance: where the problems are from, as `Benchmark` has it.
+        texts: problem -> its text, if known.
+        provenance: origin of the problems, as in `Benchmark`.
     """
 
     model: str
@@ -54,11 +52,7 @@ class RecordSet:
 def record_set(
     records: Sequence[dict], model: str, benchmark: str, sampling: dict[str, Any]
 ) -> RecordSet:
-    """The records as a matrix.
-
-    Raises:
-        ValueError: there are none, or a problem lacks samples that another one has.
-    """
+    """The records as a matrix; ValueError for none, or for a problem with missing samples."""
     if not records:
         raise ValueError(
             f"{model} on {benchmark} must have samples, but there are none. Evaluate it first"
@@ -79,7 +73,7 @@ def record_set(
 
 
 def _examples(records: Sequence[dict]) -> dict[str, dict[str, dict]]:
-    """problem -> "correct" and "wrong" -> the record with the smallest number of its kind."""
+    """problem -> "correct" and "wrong" -> the first record of that kind."""
     result: dict[str, dict[str, dict]] = defaultdict(dict)
     for record in sorted(records, key=lambda record: record["sample"]):
         kind = "correct" if record["grade"] == Grade.CORRECT else "wrong"
@@ -94,7 +88,7 @@ def _examples(records: Sequence[dict]) -> dict[str, dict[str, dict]]:
 
 
 def keep_texts(file: Path, texts: Mapping[str, str]) -> None:
-    """Writes the problems' texts beside a record set, for its readers; those there before stay."""
+    """Writes the problems' texts next to a record set; existing ones stay."""
     path = file.parent / TEXTS
     before = read_json(path) if path.is_file() else {}
     if not texts.items() <= before.items():
@@ -103,16 +97,15 @@ def keep_texts(file: Path, texts: Mapping[str, str]) -> None:
 
 
 def read_texts(file: Path) -> dict[str, str]:
-    """The problems' texts beside a record set: problem -> text; empty where there are none."""
+    """problem -> text, as written by `keep_texts`; may be empty."""
     path = file.parent / TEXTS
     return read_json(path) if path.is_file() else {}
 
 
 def sets_below(folder: Path) -> list[Path]:
-    """The record sets in a folder, and in the folders in it.
+    """The record sets in a folder, recursively.
 
-    They come in the order of an evaluation's report, where the folder has one, and by their names
-    otherwise.
+    In the order of an evaluation's report if the folder has one, else by name.
     """
     names = sorted(folder.rglob("*.settings.json"))
     files = [file.with_suffix("").with_suffix(".jsonl") for file in names]
@@ -130,7 +123,7 @@ def sets_below(folder: Path) -> list[Path]:
 
 
 def read_sets(files: Sequence[Path]) -> list[tuple[dict[str, Any], list[dict]]]:
-    """Settings and records of each file; a file that is named twice counts once.
+    """Settings and records of each file; a repeated file counts once.
 
     Raises:
         ValueError: sets that cannot be compared, or of another format.
@@ -144,7 +137,7 @@ def read_sets(files: Sequence[Path]) -> list[tuple[dict[str, Any], list[dict]]]:
 
 
 class Comparable:
-    """Refuses sets that only look as if they could be compared."""
+    """Raises for sets that cannot be compared."""
 
     def __init__(self) -> None:
         self.golds: dict[tuple[str, str], tuple[str, Path]] = {}
@@ -155,8 +148,8 @@ class Comparable:
         """Compares a set with those before it.
 
         Raises:
-            ValueError: it was drawn or graded by other settings, has other gold answers, or is a
-                set that was added already.
+            ValueError: other settings of sampling or grading, other golds, or a set that was added
+                already.
         """
         self._check_sampling(file, settings, records)
         self._check_golds(file, settings["benchmark"], records)
@@ -178,8 +171,8 @@ class Comparable:
         if different:
             result = ", ".join(f"{name}: {before[name]} and {how[name]}" for name in different)
             raise ValueError(
-                f"sets on {benchmark} must be drawn alike to be compared, but {other} and {file} "
-                f"differ in {result}. Draw one of them again, in another folder"
+                f"sets on {benchmark} must be sampled alike to be compared, but {other} and {file} "
+                f"differ in {result}. Sample one of them again, in another folder"
             )
         both = list(dict.fromkeys([*graders_before, *graders]))
         if len(both) > 1:
@@ -187,7 +180,7 @@ class Comparable:
             raise ValueError(
                 f"sets on {benchmark} must be graded alike to be compared, but the lines of "
                 f"{' and '.join(files)} were graded by {' and by '.join(both)}. Run evaluate on "
-                "each again: it grades what is old and draws nothing"
+                "each again: it grades old records and samples nothing"
             )
 
     def _check_golds(self, file: Path, benchmark: str, records: Sequence[dict]) -> None:
@@ -216,18 +209,14 @@ class Comparable:
 def seed_counts(
     benchmark: str, seeds: Sequence[RecordSet], first: RecordSet
 ) -> tuple[int, np.ndarray]:
-    """Correct samples of each training seed of one model.
+    """N, and the correct samples of each training seed of one model, (S, P).
 
     Args:
-        benchmark: its name, for messages.
-        seeds: the sets of the model.
-        first: the benchmark's first set, whose order of problems is taken.
-
-    Returns:
-        N, and the counts (S, P).
+        first: the benchmark's first set, which decides the order of problems.
 
     Raises:
-        ValueError: other problems than those of `first`, or seeds with other numbers of samples.
+        ValueError: other problems than those of `first`, or seeds with different numbers of
+            samples.
     """
     rows = []
     for seed in seeds:
@@ -248,5 +237,5 @@ def seed_counts(
 
 
 def in_order(item: RecordSet, problems: Sequence[str]) -> np.ndarray:
-    """`correct` of a set, (P, N), its rows in the order of `problems`."""
+    """`correct` of a set, (P, N), with rows in the order of `problems`."""
     return item.correct[[item.problems.index(problem) for problem in problems]]

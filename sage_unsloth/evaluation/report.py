@@ -1,7 +1,7 @@
 """Reports on record sets: pass@k with intervals, paired differences, coverage, tables and figures.
 
-`report_sets` leaves `report.json`, `table.csv`, `pass_at_k.png` and `differences.png` (a CSV beside
-each), `coverage.csv`, and all of it as one page to read, `comparison.html`.
+`report_sets` writes `report.json`, `table.csv`, `pass_at_k.png` and `differences.png` (each with a
+CSV), `coverage.csv`, and all of it as one page, `comparison.html`.
 
 Shapes: P problems, N samples per problem, S training seeds of one model.
 """
@@ -68,21 +68,20 @@ def compare(
     *,
     partial: bool = False,
 ) -> dict[str, Any]:
-    """Report on record sets that are on disk, and on samples in other tools' logs.
+    """Reports on existing record sets, and on samples in other tools' logs.
 
     Sets of one model on one benchmark are its training seeds.
 
     Args:
         paths: .jsonl files of record sets, logs of other tools (`NAME=LOG` names the model), or
-            folders to look for either in; logs in a folder that has record sets are left out.
-        out: folder of the report.
+            folders with either; logs in a folder with record sets are ignored.
         against: the model that the others are compared with; None takes the first.
         logs: how other tools' logs are read; None takes their own grades.
         partial: report on the problems and samples that all record sets on a benchmark have
-            (`partial`); else a set that is not complete is refused.
+            (`partial`); otherwise an incomplete set is an error.
 
     Raises:
-        ValueError: no sets, a set that is incomplete or of another format, sets that cannot be
+        ValueError: no sets, an incomplete set or one of another format, sets that cannot be
             compared, or a log that cannot be read; or another process writes to `out`.
     """
     files, result = find_sets(paths)
@@ -105,10 +104,10 @@ def compare(
 
 
 def find_sets(paths: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str | None]]:
-    """The record sets in `paths`, and the logs of other tools with the names given to their models.
+    """The record sets in `paths`, and the logs of other tools with their models' names.
 
     Raises:
-        ValueError: there is neither in one of them, or a name before what is no log.
+        ValueError: a path with neither, or a name for something that is not a log.
     """
     sets: list[Path] = []
     logs: dict[Path, str | None] = {}
@@ -139,20 +138,15 @@ def report_sets(
     against: str | None = None,
     parts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Tables and figures of record sets, written to `out`.
+    """Tables and figures of record sets, written to `out`; the content of `report.json`.
 
     Args:
-        sets: of any models and benchmarks.
-        out: folder of the report.
         against: the model that the others are compared with; None takes the first.
-        parts: benchmark -> what of it is reported (`partial.shared_part`), kept as `partial`.
-
-    Returns:
-        What `report.json` holds.
+        parts: benchmark -> reported part (`partial.shared_part`), stored as `partial`.
 
     Raises:
-        ValueError: sets on one benchmark have other problems, or a model's seeds other numbers of
-            samples.
+        ValueError: sets on one benchmark with different problems, or seeds with different numbers
+            of samples.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -266,16 +260,15 @@ def own_grades(item: RecordSet) -> bool:
 
 
 def _mean(values: Sequence[float | None], digits: int = 4) -> float | None:
-    """The mean; None where a value is not known."""
+    """The mean; None if a value is unknown."""
     return None if None in values else round(float(np.mean(values)), digits)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def deviation_over_seeds(seeds: Sequence[RecordSet]) -> dict[str, Any]:
     """pass@1 as papers print it, mean ± sample deviation over seeds.
 
-    Over training seeds, or, where there is one, over `BLOCKS` equal parts of its samples. The parts
-    take the place of evaluation seeds, of n / `BLOCKS` samples each: that deviation is one of
-    sampling alone.
+    Over training seeds or, with one seed, over `BLOCKS` equal parts of its samples. The parts stand
+    for evaluation seeds of n / `BLOCKS` samples each: that deviation is due to sampling alone.
 
     Returns:
         `seed_mean`, `seed_deviation` and `deviation_over`; nothing for fewer than `BLOCKS` samples.
@@ -299,7 +292,6 @@ def deviation_over_seeds(seeds: Sequence[RecordSet]) -> dict[str, Any]:
 
 
 def _plain(curves: Mapping[str, Mapping[str, Mapping[int, Estimate]]]) -> dict[str, Any]:
-    """Curves as JSON holds them."""
     return {
         benchmark: {
             name: {str(k): asdict(estimate) for k, estimate in curve.items()}
@@ -323,7 +315,7 @@ def _write_tables(out: Path, table: Sequence[dict], coverage: Mapping[str, Any])
 
 
 def _conditions(sets: Sequence[RecordSet], table: Sequence[dict]) -> str:
-    """What every figure says below: what the bands are, and the temperature."""
+    """The note below every figure: what the bands are, and the temperature."""
     several = any(row["seeds"] > 1 for row in table)
     over = " and training seeds" if several else ", one training seed each"
     known = {item.sampling["temperature"] for item in sets} - {None}

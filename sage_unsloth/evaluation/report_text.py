@@ -1,4 +1,4 @@
-"""A report of an evaluation as text, for a terminal."""
+"""A report of an evaluation as text for a terminal."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ READING = (
 
 
 def report_text(result: Mapping[str, Any]) -> str:
-    """The report for a terminal: a table, differences, coverage, and how to read them."""
+    """A table, differences, coverage, and notes on reading them."""
     lines = []
     for benchmark, curves in result["pass_at_k"].items():
         rows = {row["model"]: row for row in result["table"] if row["benchmark"] == benchmark}
@@ -28,8 +28,8 @@ def report_text(result: Mapping[str, Any]) -> str:
         cut = [name for name, row in rows.items() if (row["truncated"] or 0) > MUCH_CUT]
         if cut:
             lines.append(
-                f"More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were cut at the "
-                "length limit and count as wrong: raise --max-tokens, in another --out."
+                f"More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were truncated "
+                "at the length limit and count as wrong: raise --max-tokens, in another --out."
             )
         for pair, curve in result["differences"][benchmark].items():
             ks = list(curve)
@@ -55,7 +55,7 @@ def report_text(result: Mapping[str, Any]) -> str:
 
 
 def partial_line(benchmark: str, part: Mapping[str, int]) -> str:
-    """What of a benchmark a report with `--partial` has, as `partial.shared_part` says it."""
+    """The part of a benchmark in a report with `--partial` (`partial.shared_part`)."""
     samples, of = part["samples"], part["of"]
     if part["problems"] < of:
         return (
@@ -87,7 +87,7 @@ def _pass_at_k_row(
 
 
 def _completions(row: Mapping[str, Any]) -> dict[str, str]:
-    """What a model's completions are like, a row of the second table."""
+    """Statistics of a model's completions, a row of the second table."""
     return {
         "model": row["model"],
         "tokens": "-" if row["tokens"] is None else f"{row['tokens']:g}",
@@ -97,9 +97,9 @@ def _completions(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def graders_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Which models' samples another tool drew, and who graded them; where there are any."""
+    """Models whose samples come from another tool, and their graders."""
     result = [
-        f"{name}: drawn by {row['drawn_by']}, graded by {row['graded_by']}"
+        f"{name}: sampled by {row['drawn_by']}, graded by {row['graded_by']}"
         for name, row in rows.items()
         if "drawn_by" in row
     ]
@@ -111,7 +111,7 @@ def graders_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def interval_text(
     estimate: Estimate | Mapping[str, Any] | None, sign: str = "", digits: int = 3
 ) -> str:
-    """A mean with its interval, if it has one, as the cell of a table; "-" for None."""
+    """A mean with its interval, if any, as a table cell; "-" for None."""
     if estimate is None:
         return "-"
     values = estimate if isinstance(estimate, Mapping) else vars(estimate)

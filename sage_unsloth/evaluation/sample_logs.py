@@ -1,8 +1,8 @@
-"""Samples that another tool drew and graded, read from its log to be compared like a record set.
+"""Reads samples from another tool's log, to compare them like a record set.
 
-The tool's own grades are kept, unless the completions are graded again here. A log knows its
-problems by names of its own; logs and record sets on one benchmark are put together by the order of
-their problems, which the golds must confirm.
+The tool's own grades are used unless the completions are graded again here. A log has its own names
+of problems; logs and record sets on one benchmark are matched by the order of their problems, which
+the golds must confirm.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ class ReadingOptions:
     """How logs of other tools are read.
 
     Attributes:
-        metrics: which of a log's metrics say what is correct, for logs with several that could.
+        metrics: the metrics of correctness, for logs with several candidates.
         regrade: grade every completion here, and ignore the tool's grades.
-        same: task of a log -> the benchmark whose problems it has.
+        same: task of a log -> the benchmark with its problems.
     """
 
     metrics: Sequence[str] = ()
@@ -48,10 +48,9 @@ def parse_pairs(
     form: str = "--same TASK=BENCHMARK",
     example: str = "gsm8k_cot=gsm8k",
 ) -> dict[str, str]:
-    """Pairs as a person writes them, `A=B`, as a table.
+    """Pairs `A=B` as a dict.
 
     Args:
-        texts: the pairs.
         form: option and form, for the message.
         example: of a pair, for the message.
 
@@ -67,18 +66,18 @@ def parse_pairs(
 
 
 def tool_of(path: Path) -> str | None:
-    """Which tool wrote the file, by its content; None for anything else."""
+    """The tool that wrote the file, by its content; None if unknown."""
     return next((name for name, tool in TOOLS.items() if tool.is_log(path)), None)
 
 
 def logs_below(folder: Path) -> list[Path]:
-    """The logs of other tools in a folder and in the folders in it, by name."""
+    """The logs of other tools in a folder, recursively, by name."""
     files = (file for pattern in ("*.jsonl", "*.json", "*.eval") for file in folder.rglob(pattern))
     return sorted(file for file in files if tool_of(file) is not None)
 
 
 def named_path(text: str | Path) -> tuple[str | None, Path]:
-    """`NAME=PATH` or `PATH`; a path that is there is one, whatever signs it has."""
+    """`NAME=PATH` or `PATH`; an existing path is never split."""
     name, equals, path = str(text).partition("=")
     if not equals or Path(text).exists():
         return None, Path(text)
@@ -86,14 +85,13 @@ def named_path(text: str | Path) -> tuple[str | None, Path]:
 
 
 def read_log(path: Path, name: str | None = None) -> SampleLog:
-    """What the log holds, its problems named TASK/ID.
+    """The log's samples, with problems named TASK/ID.
 
     Args:
-        path: of a log, as `tool_of` knows it.
         name: of the model; None takes the log's.
 
     Raises:
-        ValueError: it has no samples, or not the same number for every problem.
+        ValueError: no samples, or different numbers of samples.
     """
     tool = tool_of(path)
     if tool is None:
@@ -121,16 +119,14 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
 def log_sets(
     logs: Sequence[SampleLog], own_sets: Sequence[RecordSet], options: ReadingOptions
 ) -> list[RecordSet]:
-    """Logs as record sets, their problems named as those of our sets on the same benchmark.
+    """Logs as record sets, with the problem names of our sets on the same benchmark.
 
     Args:
         logs: see `read_log`.
-        own_sets: record sets that they are compared with, with their golds.
-        options: see there.
 
     Raises:
-        ValueError: no metric that can be read, problems that are not those of a set on the same
-            benchmark, or a log without completions that is to be graded here.
+        ValueError: no usable metric, other problems than a set on the same benchmark, or a log
+            without completions that must be graded here.
     """
     known = {item.benchmark: (_in_order(item), item.grader) for item in reversed(own_sets)}
     _refuse_unused(logs, options)
@@ -160,17 +156,16 @@ def log_sets(
 
 
 def _in_order(item: RecordSet) -> dict[str, str]:
-    """problem -> gold in the order of the benchmark, which its texts keep; else as it was drawn."""
+    """problem -> gold in the benchmark's order if its texts are stored; else in sampling order."""
     names = item.texts if item.golds.keys() <= item.texts.keys() else item.golds
     return {name: item.golds[name] for name in names if name in item.golds}
 
 
 def chosen_metric(log: SampleLog, expected: Sequence[str] = ()) -> str:
-    """The metric that says which samples are correct: the only one that can, or one of `wanted`.
+    """The metric of correctness: the only candidate, or one of `expected`.
 
     Raises:
-        ValueError: samples without a grade of their own, or no metric or several that could be
-            meant.
+        ValueError: samples without their own grade, or no metric or several candidates.
     """
     offered = _metric_kinds(log)
     remedy = (
@@ -199,7 +194,7 @@ def chosen_metric(log: SampleLog, expected: Sequence[str] = ()) -> str:
 
 
 def _metric_kinds(log: SampleLog) -> dict[str, bool]:
-    """The log's metrics, and whether each is 0 or 1 wherever it is."""
+    """The log's metrics, and whether each is always 0 or 1."""
     offered: dict[str, bool] = {}
     for record in log.records:
         for name, value in record["scores"].items():
@@ -208,11 +203,7 @@ def _metric_kinds(log: SampleLog) -> dict[str, bool]:
 
 
 def _refuse_without_texts(logs: Sequence[SampleLog]) -> None:
-    """Refuses logs that have no completions to grade.
-
-    Raises:
-        ValueError: there is one, with the metrics that it has instead.
-    """
+    """Raises ValueError for logs without completions to grade, with their metrics."""
     for log in logs:
         if not log.has_texts:
             binary = [name for name, is_binary in _metric_kinds(log).items() if is_binary]
@@ -224,11 +215,7 @@ def _refuse_without_texts(logs: Sequence[SampleLog]) -> None:
 
 
 def _refuse_unused(logs: Sequence[SampleLog], options: ReadingOptions) -> None:
-    """Refuses names that no log has.
-
-    Raises:
-        ValueError: there are some.
-    """
+    """Raises ValueError for names that no log has."""
     for option, names, known in (
         (
             "--metric",
@@ -253,12 +240,10 @@ def rename_problems(log: SampleLog, golds: Mapping[str, str], benchmark: str) ->
     """The log's records with the problem names and golds of a set on the same benchmark.
 
     Args:
-        log: whose records are taken.
-        golds: problem -> gold, in the order of the set; empty where there is none.
-        benchmark: its name, for messages.
+        golds: problem -> gold, in the order of the set; may be empty.
 
     Raises:
-        ValueError: another number of problems, or other golds in the order of both.
+        ValueError: another number of problems, or other golds in order.
     """
     own = {record["problem_id"]: record["gold"] for record in log.records}
     names = dict(zip(own, own, strict=True))
@@ -293,13 +278,13 @@ def rename_problems(log: SampleLog, golds: Mapping[str, str], benchmark: str) ->
 
 
 def _alike(gold: str, other: str) -> bool:
-    """Whether two golds are one, but for spaces and thousands' commas."""
+    """Whether two golds are equal, except for spaces and thousands separators."""
     first, second = ("".join(text.split()).replace(",", "") for text in (gold, other))
     return first == second
 
 
 def _checker(grader: str) -> Checker:
-    """What grades a log again: the checker of the sets that it is compared with, or mathematics."""
+    """The checker for grading a log again: that of the sets to compare with, or mathematics."""
     return get_verifier(grader.split()[0]) if grader else MATH
 
 

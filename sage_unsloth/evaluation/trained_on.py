@@ -1,4 +1,4 @@
-"""Benchmarks that a model was trained on, by what its run recorded of its data."""
+"""Finds benchmarks that a model was trained on, from the records of its run."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,12 +12,9 @@ from sage_unsloth.runs.files import read_json
 def contamination_warnings(
     models: Sequence[ModelSpec], benchmarks: Sequence[Benchmark]
 ) -> Iterator[str]:
-    """A warning for each model and benchmark of one file, by its digest.
+    """A warning for each model and benchmark with the same file digest.
 
-    Args:
-        models: of runs or not; those of other origin, and of runs that recorded no data, are
-            silent.
-        benchmarks: what they are asked.
+    Models without a run, or whose run recorded no data, give none.
     """
     for spec in models:
         data = _data_of(spec)
@@ -32,6 +29,6 @@ def contamination_warnings(
 
 
 def _data_of(spec: ModelSpec) -> dict[str, Any]:
-    """What the run of a model recorded of its data; {} where there is no such record."""
+    """The data recorded in a model's run; {} without a record."""
     record = Path(spec.adapter or spec.path).parent / "run.json"
     return read_json(record).get("data", {}) if record.is_file() else {}

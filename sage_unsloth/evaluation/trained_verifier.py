@@ -43,15 +43,11 @@ def trained_verifier(model: ModelSpec) -> str | None:
 def choose_verifier(
     models: Sequence[ModelSpec], given: str | None, *, other: bool = False
 ) -> str | None:
-    """What grades problems of a user's own: the verifier that was given, or that of the runs.
+    """The verifier of custom problems: the given one, or that of the runs; None if neither is
+    known.
 
     Args:
-        models: to be evaluated.
-        given: by the user.
-        other: the user knows that it is another one than in training.
-
-    Returns:
-        A name that `get_verifier` takes, or None where neither says anything.
+        other: the user confirms that it differs from training.
 
     Raises:
         ValueError: another verifier than a run's, or runs with different ones.

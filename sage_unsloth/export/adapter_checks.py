@@ -1,4 +1,4 @@
-"""What is checked of a trained adapter: it is not zero, it changes logits, merging keeps them."""
+"""Checks of a trained adapter: it is not zero, it changes logits, merging keeps them."""
 
 import logging
 from collections.abc import Sequence
@@ -16,12 +16,7 @@ PARITY_TOKENS = 32
 
 
 def check_adapter(adapter: Path) -> float:
-    """The largest |B| of an adapter.
-
-    Raises:
-        ValueError: a file is missing, a weight is not finite, or every B is zero, so that nothing
-            was trained.
-    """
+    """The largest |B| of an adapter; ValueError for missing files, non-finite weights, or B = 0."""
     from safetensors.torch import load_file
 
     missing = [name for name in ADAPTER_FILES if not (adapter / name).exists()]
@@ -44,10 +39,10 @@ def check_adapter(adapter: Path) -> float:
 def check_effect(model: Any, tokenizer: Any, prompt: str = PROMPTS[0]) -> float:
     """The largest change of a logit by the adapter, on one prompt.
 
-    The noise is what two passes without the adapter differ by, and float32's rounding.
+    Noise is the difference of two passes without the adapter, and float32's rounding.
 
     Raises:
-        ValueError: logits are not finite, or the adapter changes them by no more than noise.
+        ValueError: logits are not finite, or the change is not above noise.
     """
     import torch
 
@@ -73,7 +68,6 @@ class Answers:
     """Greedy completions of a model with its adapter.
 
     Attributes:
-        ids: of prompt and completion.
         starts: position of each prompt's last token, whose logits choose the first new token.
         with_adapter, without: logits of `ids`.
     """
@@ -85,7 +79,7 @@ class Answers:
 
 
 def greedy_answers(model: Any, tokenizer: Any, prompts: Sequence[str] = PROMPTS) -> Answers:
-    """What the merged model is compared with; call it before the adapter is merged."""
+    """Answers to compare the merged model with; call it before merging."""
     import torch
 
     answers = Answers([], [], [], [])
@@ -111,17 +105,17 @@ def check_parity(model: Any, answers: Answers, *, exact: bool = True) -> dict[st
     """Whether a merged model prefers the same tokens as base and adapter, on their greedy text.
 
     Args:
-        exact: more than rounding must not be between the two. It is, by design, where the adapter
-            was trained on 4-bit weights, and the model has those before they were quantised.
+        exact: only rounding may differ. False after training on 4-bit weights, since the merged
+            model has the original ones.
 
     Returns:
         `agreement`: share of tokens. `distance`: mean |logit difference| to base and adapter,
-            divided by that of the base alone: what rounding to 16 bits costs, in units of what the
-            training changed. `kl`: mean KL(base and adapter ‖ model), nats a token.
+            divided by that of the base alone: the cost of 16-bit rounding in units of the
+            training's effect. `kl`: mean KL(base and adapter ‖ model), nats a token.
 
     Raises:
-        ValueError: a token differs where the preference was clear (by more than 16-bit rounding),
-            and `exact`.
+        ValueError: with `exact`, a token differs despite a clear preference (beyond 16-bit
+            rounding).
     """
     agree = total = 0
     apart = changed = divergence = 0.0

@@ -1,4 +1,4 @@
-"""The example in a model card: code that asks the exported model one question."""
+"""The example code in a model card."""
 
 import json
 
@@ -17,8 +17,8 @@ def example(
 
     Args:
         kind, loads_from, loads_on: see `model_card`.
-        tokens: of the longest answer.
-        in_4bit: an adapter that was trained on 4-bit weights, and is loaded on these.
+        tokens: maximal length of the answer.
+        in_4bit: an adapter for 4-bit weights.
     """
     if kind == "gguf":
         return (

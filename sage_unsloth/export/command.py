@@ -21,16 +21,14 @@ def add_export(commands: Any) -> None:
         choices=("last", "best"),
         help="what the last step left, or the best of the held-out curve (default: %(default)s)",
     )
-    parser.add_argument(
-        "--model", help="the model that the run started from, where run.json does not name it"
-    )
+    parser.add_argument("--model", help="start model of the run, if run.json does not name it")
     parser.add_argument("--base-id", help="hub id of the model that the adapter belongs on")
     parser.add_argument("--report", help="an evaluation's report.json, for the model card")
     parser.add_argument(
         "--report-model",
         metavar="NAME",
-        help="whose results in the report are this model's: they go to the card's model-index and "
-        "to .eval_results (default: the report's only model)",
+        help="this model's name in the report; its results go to the card's model-index and to "
+        ".eval_results (default: the report's only model)",
     )
     parser.add_argument("--quantization", default="q4_k_m", help="of GGUF (default: %(default)s)")
     parser.add_argument("--repo-id", help="for --to hub: owner/name")

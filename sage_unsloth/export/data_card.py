@@ -1,4 +1,4 @@
-"""The part of a model card that says what the model was trained on."""
+"""The training data in a model card."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,17 +18,11 @@ FACTS = {
     "columns": "columns",
     "answer_pattern": "answer pattern",
 }
-"""Entries of the record (`problems.corpus.Corpus.record`) -> their names in the card. The path of
-a file is none of them: it is this machine's.
-"""
+"""Entries of `problems.corpus.Corpus.record` -> names in the card; no paths of this machine."""
 
 
 def data_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The facts of a run's data, and the rows that each filter left, as rows of a table.
-
-    Args:
-        data: the entry of `run.json`.
-    """
+    """The facts of a run's data (`data` of `run.json`), and the filters' counts, as table rows."""
     rows = []
     for key, title in FACTS.items():
         value = data.get(key)
@@ -45,6 +39,6 @@ def data_rows(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def hub_data(data: Mapping[str, Any]) -> list[str]:
-    """The data sets of the hub among a run's data, for the card's header."""
+    """The hub data sets in a run's data, for the card's header."""
     parts = (data, data.get("held_out", {}))
     return list(dict.fromkeys(part["hub_id"] for part in parts if "hub_id" in part))

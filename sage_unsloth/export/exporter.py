@@ -1,8 +1,8 @@
-"""A run's result for use elsewhere: an adapter, a merged 16-bit model, or a GGUF file.
+"""Exports a run's result: an adapter, a merged 16-bit model, or a GGUF file.
 
 Each export is checked before it appears: the adapter is not zero and changes the logits, the merged
-model answers as the adapter does. A folder appears under its name complete or not at all, with a
-model card in it, and is never overwritten.
+model answers like the adapter. The folder is complete or absent, has a model card, and is never
+overwritten.
 """
 
 import shutil
@@ -36,7 +36,7 @@ class ExportError(RuntimeError):
 
 
 def origin(model_path: str | Path) -> str:
-    """Hub id, or name, of the model that a chain of runs (RL from SFT, say) started from."""
+    """Hub id, or name, of the first model in a chain of runs (SFT, then RL, say)."""
     path = Path(model_path)
     while (path.parent / "run.json").exists():
         record = read_json(path.parent / "run.json")
@@ -58,17 +58,17 @@ def export(
     report_model: str | None = None,
     quantization: str = "q4_k_m",
 ) -> Path:
-    """Write the folder `out`, with the model card and a record of what was checked.
+    """Writes the folder `out`, with the model card and a record of the checks.
 
     Args:
         to: "adapter", "merged" or "gguf".
-        name: title of the card, and if it is a hub id what its example loads, which else is the
-            folder `out`; None takes the run folder's.
-        base_id: hub id of the model that the adapter belongs on, written into its config and card.
+        name: title of the card and, if it is a hub id, the model in its example, otherwise the
+            folder `out`; None takes the run folder's name.
+        base_id: hub id of the adapter's base, written into its config and card.
         report: of an evaluation, for the card's pass@k.
-        report_model: whose results in the report go to the hub's own fields, the card's
-            `model-index` and `.eval_results`; None takes the report's only model.
-        quantization: of the GGUF file, by Unsloth's names.
+        report_model: whose results go to the hub's fields, the card's `model-index` and
+            `.eval_results`; None takes the report's only model.
+        quantization: of the GGUF file, in Unsloth's names.
 
     Raises:
         ValueError: `out` exists, or another process exports to it; the run has no such result, or a
@@ -124,7 +124,7 @@ def export(
 
 
 def is_export(folder: str | Path, kind: str, name: str) -> bool:
-    """Whether the folder is a finished export of this kind under this name."""
+    """Whether the folder is a finished export of this kind and name."""
     path = Path(folder) / EXPORT
     if not path.exists():
         return False
@@ -188,7 +188,6 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _policy(run: Run) -> tuple[Any, Any]:
-    """The policy as it was trained, and its tokenizer."""
     return load_policy(run.model_path, adapter=run.adapter, load_in_4bit=run.in_4bit)
 
 
@@ -197,7 +196,7 @@ MERGED = "the merged model"
 
 
 def _distance(what: str, parity: Mapping[str, float]) -> dict[str, str]:
-    """How far a model is from the policy that was trained on 4-bit weights, for the card."""
+    """The distance from the policy that was trained on 4-bit weights, for the card."""
     return {
         f"KL of {what} to the policy in 4 bits, nats a token": f"{parity['kl']:.2g}",
         "greedy tokens that agree": f"{parity['agreement']:.1%}",

@@ -1,4 +1,4 @@
-"""Push an exported folder to the hub; the token is the hub client's, never printed or stored."""
+"""Pushes an exported folder to the hub; the token is the hub client's, never printed or stored."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,15 @@ from sage_unsloth.models.trained import EXPORT
 
 
 def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
-    """Upload an export to a new repository, or to one that holds nothing yet, and return its
-    address.
+    """Uploads an export to a new or empty repository, and returns its address.
 
     Args:
-        folder: as `export` wrote it.
         repo_id: "owner/name".
-        private: visible to its owner only.
 
     Raises:
         ValueError: not an export, an adapter whose base is not on the hub, no token, or a
-            repository that holds files.
-        ConnectionError: the hub is out of reach, or refuses; the export stays.
+            repository with files.
+        ConnectionError: the hub cannot be reached, or refuses; the export stays.
     """
     folder = Path(folder)
     if not (folder / EXPORT).exists():
@@ -62,11 +59,7 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
 
 
 def find_token() -> str:
-    """The token of the hub's own client.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """The token of the hub's client; ValueError without one."""
     from huggingface_hub import get_token
 
     token = get_token()

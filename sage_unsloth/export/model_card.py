@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, how it was trained, what came out, an example."""
+"""The model card of an export: model, training, results, an example."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -16,7 +16,7 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_config import SftConfig
 
 UNUSED = (EVALUATION, SAVING)
-"""Groups of settings that change no weight."""
+"""Groups of settings that do not affect weights."""
 METRICS = (
     "reward",
     "kl/ref_k3",
@@ -68,19 +68,16 @@ def model_card(
 
     Args:
         kind: "adapter", "merged" or "gguf".
-        name: title.
         record: the run's `run.json`.
         metrics: rows of `metrics.jsonl`.
-        base: hub id (or name) of the model that all training started from.
-        license: of the base, as the hub spells it; None where it is not known.
-        loads_on: for an adapter, the hub id of the model that it belongs on; None where that is not
-            on the hub.
+        base: hub id or name of the first model of the chain of runs.
+        license: of the base, as the hub spells it, or None.
+        loads_on: hub id of an adapter's base, or None.
         loads_from: hub id or folder in the example; None takes the name.
         report: of an evaluation: its `pass_at_k` (problems -> model -> k -> mean, low, high)
             becomes a table.
-        report_model: whose results in it are the model's own, for the header's `model-index`; None
-            writes none.
-        checks: what the export has checked.
+        report_model: whose results are in the header's `model-index`; None writes none.
+        checks: results of the export's checks.
 
     Raises:
         ValueError: an unknown kind.
@@ -140,7 +137,7 @@ def model_card(
 
 
 def _reward_rows(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The verifier and each reward with its weight, as `run.json` has them."""
+    """The verifier and each reward with its weight, from `run.json`."""
     rows = [("verifier", str(settings.get("verifier", MATH.label)))]
     for reward in settings.get("rewards") or [{"name": "answer", "weight": 1.0}]:
         source = f", {reward['function']}" if "function" in reward else ""
@@ -149,7 +146,7 @@ def _reward_rows(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _prompt_text(prompt: PromptFormat) -> str:
-    """What the template does, and where the answer is; a system prompt of one's own as it is."""
+    """The template and the place of the answer; a custom system prompt in full."""
     where = r"in its last `\boxed{}`"
     if prompt.solution is not None:
         where = f"between `{prompt.solution[0]}` and `{prompt.solution[1]}`"
@@ -204,7 +201,7 @@ def _code(text: str) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What decided the result. The prompt has a part of its own."""
+    """The settings that affect the result, without the prompt."""
     stage = RlvrConfig if settings.get("stage") == "rlvr" else SftConfig
     own = [item.name for item in fields(stage) if item.metadata["group"] not in UNUSED]
     own.remove("prompt")

@@ -1,4 +1,4 @@
-"""Rows to train on, with the counts of each filter, and what a completion is rewarded for."""
+"""Training rows with the counts of each filter, and rewards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +26,8 @@ class TrainingData:
         rows: dicts with `problem`, `answer` and the data's other columns.
         held_out: rows kept from training; none of `rows` has one of their problems.
         counts: filter -> rows left after it, in order.
-        checker: what makes an answer correct.
         stage: "rl" or "sft".
-        prompt: the tags that solutions are taught with.
+        prompt: defines the tags of solutions.
     """
 
     rows: list[dict]
@@ -40,7 +39,7 @@ class TrainingData:
 
     @property
     def dataset(self) -> Any:
-        """The `datasets.Dataset` that TRL's trainer of the stage takes."""
+        """The `datasets.Dataset` for TRL's trainer of the stage."""
         from datasets import Dataset
 
         from sage_unsloth.training.rlvr_trainer import trainer_row
@@ -79,23 +78,23 @@ def load_dataset(
     prompt: PromptFormat = PROJECT_PROMPT,
     verifier: Checker | str | Callable[[str, str], Any] | None = None,
 ) -> TrainingData:
-    """Rows to train on, with how many each filter left.
+    """Training rows, with the number left after each filter.
 
     Args:
         data: "dapo" or "openmath", "arithmetic", a file, OWNER/NAME of the hub, or
             reasoning-gym:TASK.
-        tokenizer: counts tokens; without it no row is left out for its length.
+        tokenizer: counts tokens; without it there is no filter by length.
         stage: "rl" for problems with an answer, "sft" for worked solutions.
-        max_tokens: of a prompt ("rl", 1,024 where not given), or of prompt and solution together
-            ("sft", 2,048).
+        max_tokens: of a prompt ("rl", default 1,024), or of prompt and solution together ("sft",
+            default 2,048).
         path: a local copy of a known data set, with the hub's columns.
-        columns: of a file of your own: `{"problem": "question", "answer": "total"}`; others are
-            passed to rewards.
-        answer_pattern: takes the answer out of its column: a regular expression with one group.
+        columns: of a custom file: `{"problem": "question", "answer": "total"}`; others are passed
+            to rewards.
+        answer_pattern: extracts the answer from its column: a regular expression with one group.
         limit: rows of the data to read; None reads all, of dapo the paper's 2,000.
         held_out: rows to keep from training, at most a quarter.
-        prompt: the tags that solutions are taught with.
-        verifier: what makes an answer correct; None takes that of the data.
+        prompt: defines the tags of solutions.
+        verifier: grades the answers; None takes that of the data.
 
     Raises:
         ValueError: a source that cannot be read, a missing column, or no row is left.
@@ -129,13 +128,13 @@ def rewards(
     verifier: Checker | str | Callable[[str, str], Any] = MATH,
     seconds: float = 60.0,
 ) -> TotalReward:
-    """Rewards as a trainer takes them: `.functions` and `.weights`.
+    """Rewards for a trainer: `.functions` and `.weights`.
 
     Args:
-        names: "answer", 1 for a correct one, and functions of your own in TRL's form.
-        prompt: the tags by which an answer is found.
-        verifier: what makes an answer correct.
-        seconds: time limit of a call of a function of your own.
+        names: "answer", 1 if correct, and custom functions in TRL's form.
+        prompt: defines the tags of an answer.
+        verifier: grades the answers.
+        seconds: time limit of a call of a custom function.
     """
     grader = Grader(checker=get_verifier(verifier), prompt=prompt)
     return TotalReward(get_rewards(names), grader, seconds)

@@ -1,4 +1,4 @@
-"""A look before training: completions of the policy, graded, and where a guide would act."""
+"""A preview before training: graded completions of the policy, and where a guide would act."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
 
 SAMPLING = ("temperature", "top_p", "max_completion_length", "seed")
-"""What a preview takes from a trainer's arguments under the same name."""
+"""Arguments that a preview takes from the trainer's."""
 
 
 @dataclass(frozen=True, repr=False)
 class Preview:
-    """Completions of the model as it is, graded.
+    """Graded completions of the current model.
 
     Attributes:
-        records: one a completion: `completion`, `grade`, `extracted`, `gold` and so on.
+        records: one per completion: `completion`, `grade`, `extracted`, `gold` and so on.
         shares: `solve_rate`, `format_rate`, `dead_groups` and so on (`training.preflight.signal`),
-            and the mean of each reward of your own.
-        entropies: of the policy before each token that the guide was asked about, nats.
-        log_guides: log q that the guide gives each of these tokens.
+            and the mean of each custom reward.
+        entropies: of the policy before each token that the guide was applied to, nats.
+        log_guides: log q of each of these tokens.
     """
 
     records: list[dict]
@@ -62,21 +62,19 @@ def preview(
     num_prompts: int | None = 16,
     **sampling: Any,
 ) -> Preview:
-    """Look before you train: groups of completions, drawn as training will draw them.
+    """Groups of completions, sampled as training will sample them.
 
-    What is drawn is kept in `file`, and drawn once.
+    They are stored in `file` and sampled only once.
 
     Args:
-        model: the policy.
-        tokenizer: of the policy.
-        rows: of `load_dataset`; `num_prompts` of them are asked, evenly over the list.
-        file: gets the completions, a .jsonl.
-        args: of the trainer, whose sampling is taken; None takes `SamplingConfig`'s defaults.
-        reward: of `rewards`; None for the checked answer alone.
-        guide: where would it act? Needs a policy with an adapter.
-        prompt: the tags by which an answer is found.
-        num_prompts: None asks all rows.
-        sampling: fields of `SamplingConfig`, in place of those of `args`.
+        rows: of `load_dataset`; `num_prompts` of them are used, evenly spaced.
+        file: a .jsonl for the completions.
+        args: of the trainer, for the sampling settings; None takes `SamplingConfig`'s defaults.
+        reward: of `rewards`; None for only the checked answer.
+        guide: shows where it would act; needs a policy with an adapter.
+        prompt: defines the tags of an answer.
+        num_prompts: None uses all rows.
+        sampling: fields of `SamplingConfig`, which win over `args`.
     """
     from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
     from sage_unsloth.sampling.record_sets import sample_and_grade
@@ -114,7 +112,7 @@ def _where_it_acts(
     rows: Sequence[dict],
     records: Sequence[dict],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Entropies and log q of the tokens of about 24 of the completions; empty without a guide."""
+    """Entropies and log q of the tokens of about 24 completions; empty without a guide."""
     from sage_unsloth.analysis.traces import trace
 
     problems = {row["id"]: turns_of(row)[-1]["content"] for row in rows}

@@ -1,4 +1,4 @@
-"""What models can do, side by side; a question to one; and a run saved for use elsewhere."""
+"""Compares models, asks one a question, and exports a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,14 +25,15 @@ def evaluate(
     training: Sequence[dict] = (),
     **sampling: Any,
 ) -> Report:
-    """pass@k of models on benchmarks, with intervals and paired differences; what is on disk is not
-    drawn again.
+    """pass@k of models on benchmarks, with intervals and paired differences.
+
+    Existing samples are not sampled again.
 
     Args:
         models: "NAME=MODEL" or "NAME=MODEL+ADAPTER": a run, a folder, a preset or a hub id each.
-        benchmarks: names that `load_benchmark` knows, or "NAME=FILE".
-        folder: gets samples, tables and figures.
-        problems: of each benchmark only the first so many.
+        benchmarks: names for `load_benchmark`, or "NAME=FILE".
+        folder: for samples, tables and figures.
+        problems: number of problems of each benchmark to use.
         against: the model that the others are compared with; None takes the first.
         engine: "auto", "transformers" or "vllm".
         training: rows that were trained on, to look for in the benchmarks.
@@ -60,11 +61,11 @@ def evaluate(
 def compare(
     sets: Sequence[str | Path], folder: str | Path, *, against: str | None = None
 ) -> Report:
-    """The report of `evaluate` on samples that are on disk, of other runs, machines or tools.
+    """The report of `evaluate` on existing samples, of other runs, machines or tools.
 
     Args:
         sets: .jsonl files, folders, or logs of lm-evaluation-harness and inspect_ai.
-        folder: gets tables and figures.
+        folder: for tables and figures.
         against: see `evaluate`.
     """
     from sage_unsloth.evaluation import report
@@ -81,14 +82,12 @@ def ask(
     max_tokens: int = 512,
     seed: int = 3407,
 ) -> list[str]:
-    """`n` answers of a model to a question, in the prompt format that it was trained with.
+    """`n` answers of a model to a question, in the prompt format of its training.
 
     Args:
         model: a run, a folder, a preset or a hub id, or "MODEL+ADAPTER".
-        question: a user's turn.
-        n: answers; several need a temperature.
+        n: more than one needs a temperature.
         temperature: None answers greedily.
-        max_tokens: of an answer.
         seed: of the first answer.
 
     Raises:
@@ -104,12 +103,11 @@ def ask(
 
 
 def save(run: str | Path, to: str, out: str | Path, **options: Any) -> Path:
-    """Writes what a run trained for use elsewhere, with a model card, and checks it.
+    """Exports the result of a run, with a model card, and checks it.
 
     Args:
         run: folder of an SFT or RL run.
         to: "adapter", "merged" or "gguf".
-        out: new folder.
         options: of `export.export`, such as `quantization="q8_0"`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Around a trainer of TRL or Unsloth: its arguments, and what a run leaves on disk."""
+"""Arguments of a trainer of TRL or Unsloth, and the files of its run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,16 +17,17 @@ def grpo_config(
     recompute_logits: bool = False,
     **given: Any,
 ) -> Any:
-    """TRL's `GRPOConfig`, as Unsloth generates it, without the defaults that would quietly train
-    something else; `training.grpo_arguments.QUIET_DEFAULTS` lists these, and why.
+    """TRL's `GRPOConfig`, as Unsloth generates it, without misleading defaults.
+
+    `training.grpo_arguments.QUIET_DEFAULTS` lists these, and why.
 
     Args:
         folder: of the run; checkpoints go to `checkpoints/` in it.
-        tokenizer: whose pad token is never drawn.
+        tokenizer: its pad token is never sampled.
         rollouts: "transformers" or "vllm".
-        recompute_logits: Unsloth's loss computes its logits twice instead of keeping them: less
-            memory, the same result. It holds for the process.
-        given: any field of `GRPOConfig`, which takes the place of the one set here.
+        recompute_logits: Unsloth's loss computes its logits twice instead of storing them: less
+            memory, the same result. Applies to the whole process.
+        given: fields of `GRPOConfig`, which win.
     """
     from sage_unsloth.trainers import switches
     from sage_unsloth.training.grpo_arguments import grpo_arguments
@@ -37,7 +38,7 @@ def grpo_config(
 
 @dataclass(frozen=True)
 class Recording:
-    """What `record_run` found in the folder.
+    """The state of a run's folder.
 
     Attributes:
         checkpoint: the newest complete one, for `trainer.train(resume_from_checkpoint=...)`; None
@@ -53,8 +54,10 @@ class Recording:
 def record_run(
     trainer: Any, folder: str | Path, *, name: str = "GRPO", reward: TotalReward | None = None
 ) -> Iterator[Recording]:
-    """Within this context `trainer.train()` can be stopped: each step's metrics are on disk before
-    the next, an interrupt saves first, and `checkpoint` is what training resumes from.
+    """Within this context `trainer.train()` can be stopped and resumed.
+
+    Each step's metrics are on disk before the next, an interrupt saves first, and `checkpoint` is
+    where training resumes.
 
         with guided_kl(trainer, guide), record_run(trainer, folder, reward=reward) as run:
             if not run.finished:
@@ -64,7 +67,7 @@ def record_run(
         trainer: TRL's or Unsloth's, of either stage; its checkpoints go to `folder/checkpoints`.
         folder: gets `metrics.jsonl`, `completions.jsonl` with rewards, and `adapter/` at the end.
         name: on the progress bar.
-        reward: of `rewards`, whose grades are counted at each step.
+        reward: of `rewards`; its grades are counted at each step.
     """
     from sage_unsloth.patch.choice import is_open
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
@@ -105,16 +108,15 @@ def train(
     reward: TotalReward | None = None,
     merge_with: Any = None,
 ) -> list[dict]:
-    """`trainer.train()` inside `record_run`, resumed where it stopped. A finished folder is not
-    trained again.
+    """`trainer.train()` inside `record_run`, resumed if it was stopped; not repeated if finished.
 
     Args:
         trainer, folder, name, reward: see `record_run`.
-        merge_with: the tokenizer, untouched by the trainer: also writes `model/`, the model with
-            its adapter merged, for RL to start from.
+        merge_with: the tokenizer, untouched by the trainer: also writes `model/`, the merged model,
+            for RL to start from.
 
     Returns:
-        The rows of `metrics.jsonl`, one an optimizer step.
+        The rows of `metrics.jsonl`, one per optimizer step.
     """
     from sage_unsloth.models.merging import save_merged
     from sage_unsloth.training import stage

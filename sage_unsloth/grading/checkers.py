@@ -73,7 +73,6 @@ def compare_reasoning_gym(answer: str, gold: str) -> Verdict | None:
     half-correct roles score .65 there. UNPARSABLE if the scorer raises.
 
     Args:
-        answer: the extracted text.
         gold: JSON of `reasoning_gym_gold`, or {"task": name, "entry": an entry of its data}.
 
     Returns:

@@ -7,13 +7,13 @@ def add_verifier(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verifier",
         metavar="NAME",
-        help="what makes an answer right: math, number, number:TOLERANCE, text, choice, regex, "
-        "json, roles, reasoning-gym, python (programs against tests), or module:function of your "
-        "own (default: that of the data, which is math for your own)",
+        help="how answers are graded: math, number, number:TOLERANCE, text, choice, regex, json, "
+        "roles, reasoning-gym, python (programs against tests), or your module:function "
+        "(default: that of the data; math for your own data)",
     )
     parser.add_argument(
         "--allow-unconfined",
         action="store_true",
-        help="with --verifier python: run programs also where the kernel cannot keep them from "
-        "files, network and processes",
+        help="with --verifier python: run programs even if the kernel cannot keep them from files,"
+        " network and processes",
     )

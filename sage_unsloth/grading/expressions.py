@@ -192,7 +192,6 @@ class Reader:
     # --- factors ----------------------------------------------------------------------------------
 
     def factor(self) -> Node:
-        """One operand with its powers."""
         token = self.next()
         name = token.text.removeprefix("\\")
         if token.kind == "letters":

@@ -57,9 +57,7 @@ def extract_answer(
     """The stripped text of a completion's answer, or None; an empty tag gives "".
 
     Args:
-        completion: the text, without the prompt.
         boxed: use the rules of evaluation, in which a box can be an answer, not those of training.
-        prompt: defines the tags.
     """
     meanings, pattern = _marks(prompt)
     text = completion if completion.isascii() else completion.translate(_NO_WIDTH)
@@ -139,10 +137,6 @@ def last_block(completion: str, prompt: PromptFormat = PROJECT_PROMPT) -> str | 
     """The last block of Python after the reasoning, between "```python" and "```", or None.
 
     None also if the text has a solution tag, or ends within a block.
-
-    Args:
-        completion: the text, without the prompt.
-        prompt: defines the tags.
     """
     meanings, pattern = _marks(prompt)
     text = completion.translate(_NO_WIDTH)

@@ -290,7 +290,6 @@ class Statement(Sets):
         return None
 
     def words(self) -> Node | None:
-        """A number in words, with its unit."""
         words = []
         for token in self.tokens[:MOST_NUMERALS]:
             if token.kind != "letters" and token.text != "-":
@@ -304,7 +303,6 @@ class Statement(Sets):
         return None
 
     def feet(self) -> Node | None:
-        """`5'11"`."""
         match self.tokens:
             case [feet, Token(text="'"), inches, Token(text='"')]:
                 if feet.value is not None and inches.value is not None:
@@ -390,7 +388,6 @@ def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node
     """The tree of a text after `writing.normalise_spelling`, or None if it is not an answer.
 
     Args:
-        text: the answer or gold.
         units, nouns: of `Quantities`.
     """
     try:

@@ -37,7 +37,6 @@ class Grader:
         memory_limit_gib: address space of one worker, which needs about .1 GiB.
         boxed: extract answers by the rules of evaluation (`extraction`).
         checker: decides whether an answer is correct.
-        prompt: defines the tags.
     """
 
     def __init__(

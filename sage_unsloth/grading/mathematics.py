@@ -95,9 +95,7 @@ class Gold:
 
     Attributes:
         kind: "choice", "words", "text", or the kind of its tree.
-        node: the tree.
         text: the letter of a choice; words or text as they are.
-        value: of a number, exactly.
         letters: it has no symbols, so a letter after an answer's number may be a unit.
         nouns: the words after its number.
         lone_letter: its unit is one letter, which the answer must have too.
@@ -292,7 +290,6 @@ def counted_words(answer: str, gold: str, problem: str) -> str:
     """The end of an answer that names what its problem counts: `dozens` of `7 dozens`, or "".
 
     Args:
-        answer: the extracted text.
         gold: only for a plain number are words removed.
         problem: the question, which must contain each of the words.
     """

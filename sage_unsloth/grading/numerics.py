@@ -31,7 +31,6 @@ class Arithmetic(NamedTuple):
     Attributes:
         library: `cmath` or mpmath: its functions and constants.
         number: converts a fraction.
-        gamma: the gamma function.
         epsilon: relative error of an operation.
         largest: bound on the size of a value.
     """
@@ -54,7 +53,6 @@ FLOATS = Arithmetic(cmath, complex, _gamma, 2.0**-50, 1e100)
 
 @functools.cache
 def digits() -> Arithmetic:
-    """Arithmetic with `DIGITS` digits."""
     from mpmath import MPContext  # pyright: ignore[reportMissingTypeStubs]
 
     context = MPContext()

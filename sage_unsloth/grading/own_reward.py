@@ -29,7 +29,6 @@ class OwnReward:
 
     Args:
         reward: must have a function.
-        seconds: time limit of one call.
     """
 
     def __init__(self, reward: Reward, seconds: float) -> None:
@@ -80,7 +79,7 @@ class OwnReward:
 
         # A daemon: a function that never returns must not keep the process alive.
         thread = threading.Thread(target=call, name=f"reward {self.name}", daemon=True)
-        with _ended_after(self.seconds + UNINTERRUPTED):
+        with _end_process_after(self.seconds + UNINTERRUPTED):
             thread.start()
             thread.join(self.seconds)
         if not box:
@@ -130,10 +129,6 @@ def try_reward(reward: Reward, row: Mapping[str, Any], seconds: float) -> None:
 
     A function with a parameter that only a trainer provides (`OF_TRL`) is not called. An exception
     is ignored if the function takes `**columns`, where it may look for such values.
-
-    Args:
-        row: as the trainer gets it.
-        seconds: time limit of the call.
 
     Raises:
         ValueError: as in training.
@@ -194,7 +189,7 @@ def _number(name: str, place: int, value: Any) -> float:
 
 
 @contextmanager
-def _ended_after(seconds: float):
+def _end_process_after(seconds: float):
     """Ends the process, printing every thread's stack to stderr, if the body takes longer.
 
     Code in C that holds the GIL cannot be interrupted in another way.

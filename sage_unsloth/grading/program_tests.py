@@ -53,7 +53,6 @@ class Tests:
         """Whether the result of a request is correct.
 
         Args:
-            number: of the request.
             digest: `output_digest` of its standard output.
             results: returned values, if functions were called.
         """

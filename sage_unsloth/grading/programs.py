@@ -107,7 +107,6 @@ class ProgramWorker:
         """The grade and the kind of a program against its tests, or `LATE`.
 
         Args:
-            question: the program and its gold.
             cpu_limit: seconds that suffice for most programs; None for the worker's own limit. Both
                 are wall-clock limits for all tests together.
 

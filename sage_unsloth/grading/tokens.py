@@ -50,7 +50,6 @@ class Token(NamedTuple):
             (`\\`) or "sign".
         text: as written; of "text" the inside.
         spaced: white space precedes it.
-        value: of a number.
     """
 
     kind: str

@@ -28,7 +28,6 @@ class TotalReward:
         solution: the checked answer; None if it is not among the rewards.
 
     Args:
-        grader: for the checked answer.
         seconds: time limit of a call of a custom function.
     """
 

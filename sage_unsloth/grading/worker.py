@@ -122,7 +122,6 @@ class Worker:
         None.
 
         Args:
-            question: the two texts.
             cpu_limit: CPU seconds of the child, where the system reports them; None for the
                 worker's own time limit.
 
@@ -243,7 +242,6 @@ class Worker:
             self.pid = None
 
     def stop(self) -> None:
-        """Kills the process and its child."""
         if self.process is None:
             return
         if self.process.poll() is None:

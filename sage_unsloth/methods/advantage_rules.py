@@ -153,7 +153,6 @@ def check_rule(rule: Rule, num_generations: int, *, any_reward: bool = False) ->
 
     Args:
         rule: see `advantage_rule`.
-        num_generations: completions of a group.
         any_reward: rewards may differ from 0 and 1.
 
     Raises:
@@ -198,8 +197,6 @@ def rule_settings(texts: Iterable[str], known: Collection[str], rule: str) -> di
 
     Args:
         texts: the settings after the rule's name.
-        known: names of its settings.
-        rule: its name in a message.
 
     Raises:
         ValueError: not NAME=VALUE, an unknown setting, or not a number.

@@ -94,7 +94,6 @@ def kl_cov(
         advantages: (B,) or (B, T).
         old_logps: log π_old(y_t | s_t), nats, (B, T); None in the first update.
         share: of the valid tokens.
-        coef: weight of the penalty.
 
     Returns:
         (B, T), or the unchanged advantages in the first update.

@@ -12,7 +12,7 @@ from sage_unsloth.methods.group_rewards import rule_in_force
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.choice import Choice, Method, add_method
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def credit_sequences(trainer: Any) -> Iterator[None]:
         shape=shape,
         needs=frozenset({"groups"}),
     )
-    with method_added(trainer, method):
+    with add_method(trainer, method):
         yield
 
 

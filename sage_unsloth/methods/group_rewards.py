@@ -26,7 +26,7 @@ from sage_unsloth.methods.advantage_rules import (
 )
 from sage_unsloth.methods.group_advantages import GRPO_EPSILON
 from sage_unsloth.methods.reference import reference_adapter
-from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.choice import Choice, Method, add_method
 from sage_unsloth.patch.seam import seam_of
 from sage_unsloth.patch.trained_with import describe_function
 from sage_unsloth.trainers import trainer_names as names
@@ -71,8 +71,8 @@ def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
         needs_hook=False,
     )
     with (
-        method_added(trainer, method),
-        groups_rewarded(trainer) as groups,
+        add_method(trainer, method),
+        replace_group_advantages(trainer) as groups,
         replace_attributes(groups, rule=rule),
     ):
         yield
@@ -90,7 +90,7 @@ def rule_in_force(trainer: Any) -> AdvantageRule | None:
 
 
 @contextmanager
-def groups_rewarded(trainer: Any) -> Iterator["_Groups"]:
+def replace_group_advantages(trainer: Any) -> Iterator["_Groups"]:
     """Within this context, advantages are computed by the groups' rule and reward term."""
     groups: _Groups | None = vars(trainer).get(GROUPS)
     if groups is not None:
@@ -215,7 +215,6 @@ def _checked_rewards(trainer: Any, graded: list[Tensor], batch: dict[str, Any]) 
 
 
 def _of_trl(rewards: Tensor, num_generations: int, scale: str) -> Tensor:
-    """TRL's advantages of (B,) rewards."""
     groups = rewards.view(-1, num_generations)
     centred = groups - groups.nanmean(1, keepdim=True)
     if scale != "none":

@@ -11,11 +11,11 @@ from sage_unsloth.methods.choices import check_together
 from sage_unsloth.methods.group_rewards import (
     check_rewards_are_summed,
     drawn_logps,
-    groups_rewarded,
     reference_logps,
+    replace_group_advantages,
     token_mask,
 )
-from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.choice import Choice, Method, add_method
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.replaced import replace_attributes
@@ -45,8 +45,8 @@ def kl_in_reward(trainer: Any) -> Iterator[None]:
             return proceed(*args, **kwargs)
 
     with (
-        method_added(trainer, method),
-        groups_rewarded(trainer) as groups,
+        add_method(trainer, method),
+        replace_group_advantages(trainer) as groups,
         replace_attributes(groups, term=term),
         listening(trainer, "kl_in", **{names.COMPUTE_LOSS: compute_loss}),
     ):

@@ -27,7 +27,7 @@ from sage_unsloth.methods.choices import check_together
 from sage_unsloth.methods.penalties import PENALTIES, check_kl_estimator
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import LOSS_TYPES, Penalty
-from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.choice import Choice, Method, add_method
 from sage_unsloth.patch.contract import check_numbers, run_of_trl, run_of_unsloth
 from sage_unsloth.patch.seam import Seam, seam_of, seam_of_class
 from sage_unsloth.trainers import trainer_names as names
@@ -74,7 +74,7 @@ def kl_penalty(
         check=partial(_check_trainer, seam),
         needs_hook=not of_trainer,
     )
-    with method_added(trainer, method):
+    with add_method(trainer, method):
         if of_trainer:
             yield
             return
@@ -115,14 +115,14 @@ def _inside_unsloth(
 def _inside_trl(
     seam: Any, kl_estimator: str, penalty: Penalty, trainer: Any = None
 ) -> dict[str, Listener]:
-    from sage_unsloth.patch.trl_seam import consulted_loss
+    from sage_unsloth.patch.trl_seam import loss_with_hook
 
     rewritten = rewritten_loss(getattr(seam.trainer_class, names.TRL_LOSS))
     own: dict[str, Any] = {PENALTY_HOOK: penalty}
     with_ratio, bounded = kl_estimator == "k3-is", kl_estimator not in PENALTIES
     check_numbers(
         names.TRL_LOSS,
-        run_of_trl(rewritten, consulted_loss, with_ratio=with_ratio, **own),
+        run_of_trl(rewritten, loss_with_hook, with_ratio=with_ratio, **own),
         kl_estimator if bounded else penalty,
         k3_max=UNSLOTH_K3_MAX if bounded else None,
     )

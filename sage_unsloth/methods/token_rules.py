@@ -13,7 +13,7 @@ from sage_unsloth.methods import covariance
 from sage_unsloth.methods.advantage_rules import rule_settings
 from sage_unsloth.objective.advantages import OFFERED, ShapeAdvantages
 from sage_unsloth.own_code import named_function
-from sage_unsloth.patch.choice import Choice, Method, method_added
+from sage_unsloth.patch.choice import Choice, Method, add_method
 from sage_unsloth.patch.trained_with import describe_function
 
 NONE = "none"
@@ -46,7 +46,7 @@ def token_advantages_by(trainer: Any, rule: str | ShapeAdvantages | None) -> Ite
 
     record = describe_function(function)
     method = Method(name="token_advantages", record=record, check=check, shape=function)
-    with method_added(trainer, method):
+    with add_method(trainer, method):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Whether there is a GPU, which ones serve, and giving its memory back."""
+"""Whether there is a GPU, which GPUs are supported, and freeing its memory."""
 
 import functools
 import gc
@@ -15,7 +15,7 @@ from sage_unsloth.runs.stopping import Terminated
 OLDEST_CAPABILITY = (7, 0)
 """The oldest compute capability that Unsloth runs on."""
 BFLOAT16_CAPABILITY = (8, 0)
-"""The oldest one that computes in bfloat16; before it, training is in float16."""
+"""The oldest one that computes in bfloat16; older GPUs train in float16."""
 
 _TORCH = """
 import json, torch
@@ -32,9 +32,9 @@ class Card:
 
 
 def frees_models(function: Callable) -> Callable:
-    """Decorates a function that loads models, so that an interrupt leaves none of them behind.
+    """Decorates a function that loads models, so that an interrupt frees them.
 
-    A notebook keeps the traceback, and with it the variables of every frame: these are cleared.
+    A notebook keeps the traceback with the variables of every frame: these are cleared.
     """
 
     @functools.wraps(function)
@@ -54,7 +54,7 @@ def frees_models(function: Callable) -> Callable:
 
 
 def release_memory() -> None:
-    """Frees the memory of models that nothing refers to any more."""
+    """Frees the memory of unreferenced models."""
     gc.collect()  # a model refers to itself in cycles, which only the collector breaks
     if has_gpu():
         import torch
@@ -70,46 +70,43 @@ def has_gpu() -> bool:
 
 
 def process_device() -> str:
-    """The device of this process: its own card where torchrun or accelerate started several."""
+    """The device of this process: its own GPU under torchrun or accelerate."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if has_gpu() else "cpu"
 
 
 def sixteen_bit_dtype() -> str:
-    """The 16-bit format that this machine's GPU computes in: "float16" before compute capability
-    8.0 (a T4), where bfloat16 is emulated.
-    """
+    """The 16-bit dtype of the GPU: "float16" before capability 8.0, which emulates bfloat16."""
     import torch
 
     return "bfloat16" if torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY else "float16"
 
 
 def why_unserved(capability: tuple[int, int], arches: Iterable[str]) -> str | None:
-    """Why a card cannot be used; None where it can.
+    """Why a GPU cannot be used; None if it can.
 
     Args:
-        capability: the card's compute capability.
-        arches: what the installed PyTorch is compiled for; empty where that is not known.
+        arches: of the installed PyTorch; empty if unknown.
     """
     arches = tuple(arches)
     if capability < OLDEST_CAPABILITY:
         return (
             f"Unsloth needs compute capability {OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} or "
-            f"newer, but this card has {capability[0]}.{capability[1]}"
+            f"newer, but this GPU has {capability[0]}.{capability[1]}"
         )
     if arches and not drives(arches, capability):
         return (
-            f"the installed PyTorch is compiled for {' '.join(arches)}, but this card has compute "
-            f"capability {capability[0]}.{capability[1]}. Use another card, or an older PyTorch "
+            f"the installed PyTorch is compiled for {' '.join(arches)}, but this GPU has compute "
+            f"capability {capability[0]}.{capability[1]}. Use another GPU, or an older PyTorch "
             "that is still in the range of this package"
         )
     return None
 
 
 def drives(arches: Iterable[str], capability: tuple[int, int]) -> bool:
-    """Whether a PyTorch that is compiled for `arches` runs on a card.
+    """Whether a PyTorch that is compiled for `arches` runs on a GPU.
 
-    Machine code ("sm_80") runs on cards of its major version from its minor one on; "compute_80" is
-    compiled for any newer card when it is loaded.
+    Machine code ("sm_80") runs on GPUs of its major version from its minor one on; "compute_80" is
+    compiled for any newer GPU on loading.
     """
     for arch in arches:
         kind, _, digits = arch.partition("_")
@@ -122,7 +119,7 @@ def drives(arches: Iterable[str], capability: tuple[int, int]) -> bool:
 
 
 def nvidia_cards() -> tuple[tuple[Card, ...], int | None]:
-    """The cards that NVIDIA's own tool lists, and the driver's major version."""
+    """The GPUs that nvidia-smi lists, and the driver's major version."""
     query = ["--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(
@@ -134,7 +131,7 @@ def nvidia_cards() -> tuple[tuple[Card, ...], int | None]:
 
 
 def parse_cards(said: str) -> tuple[tuple[Card, ...], int | None]:
-    """Cards and the driver's major version from lines such as "Tesla T4, 7.5, 550.54.15"."""
+    """GPUs and the driver's major version from lines such as "Tesla T4, 7.5, 550.54.15"."""
     cards, driver = [], None
     for line in said.splitlines():
         name, capability, version = (part.strip() for part in line.split(","))
@@ -145,8 +142,9 @@ def parse_cards(said: str) -> tuple[tuple[Card, ...], int | None]:
 
 
 def compiled_architecture() -> tuple[str, ...]:
-    """What the installed PyTorch is compiled for, such as "sm_80"; empty without CUDA. It is asked
-    in a process of its own, so that this one does not load it.
+    """What the installed PyTorch is compiled for, such as "sm_80"; empty without CUDA.
+
+    Runs in a separate process, so that this one does not load PyTorch.
     """
     command = [sys.executable, "-c", _TORCH]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout

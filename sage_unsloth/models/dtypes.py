@@ -1,4 +1,4 @@
-"""The number format of a model's weights, before the model is loaded."""
+"""A model's dtype, before the model is loaded."""
 
 import json
 import struct
@@ -10,19 +10,18 @@ from sage_unsloth.models.device import BFLOAT16_CAPABILITY, has_gpu
 from sage_unsloth.runs.files import read_json
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-"""What may be asked for; "auto" is the model's own."""
+"""Possible requests; "auto" is the model's own."""
 _IN_FILES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def chosen_dtype(expected: str, path: str | Path) -> str:
-    """The format to load a model in: what is asked for, or its own.
+    """The dtype to load a model in: the requested one, or its own.
 
     Args:
         expected: one of `DTYPES`.
-        path: model folder or hub id.
 
     Raises:
-        ValueError: an unknown format.
+        ValueError: an unknown dtype.
     """
     if expected not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {expected!r}")
@@ -30,9 +29,9 @@ def chosen_dtype(expected: str, path: str | Path) -> str:
 
 
 def own_dtype(path: str | Path) -> str:
-    """The format that a model was saved in: by its `config.json`, or by its first weight file.
+    """The dtype that a model was saved in, by its `config.json` or its first weight file.
 
-    bfloat16 is float16 on a card that does not compute in it, and any other format is float32.
+    bfloat16 becomes float16 on a GPU without it, and any other dtype float32.
     """
     dtype = _named(_config(path)) or _of_weights(Path(path)) or "float32"
     if dtype == "bfloat16" and has_gpu():
@@ -65,7 +64,7 @@ def _named(config: Mapping[str, Any]) -> str | None:
 
 
 def _of_weights(folder: Path) -> str | None:
-    """Of the first tensor in floating point; a safetensors file begins with a header in JSON."""
+    """The dtype of the first floating-point tensor; safetensors begin with a JSON header."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))

@@ -1,4 +1,4 @@
-"""The tiny model that the package carries, and the folder that it lies in."""
+"""The tiny model in the package, and its folder."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ SMALL = 32 << 20  # bytes of weights
 
 
 def data_folder() -> Path:
-    """The project's data: beside the code if installed, beside the package in a checkout."""
+    """The project's data: next to the code if installed, next to the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return package / "data" if (package / "data").is_dir() else package.parent / "data"
 
 
 def locate_model(hub_id: str) -> str:
-    """What a preset's model is loaded from: its hub id, or the folder of the embedded one."""
+    """A preset's hub id, or the folder of the embedded model."""
     return str(data_folder() / BASE_MODEL) if hub_id == BASE_MODEL else hub_id
 
 
@@ -29,8 +29,7 @@ def is_small(path: str | Path) -> bool:
 def settle_process() -> None:
     """Sets this process up for the tiny model: one thread on a CPU, no libraries' progress bars.
 
-    Its tensors are too small for two threads, of which one would wait for whatever else runs; and
-    what the bars are for takes no time here.
+    Its tensors are too small for two threads.
     """
     import datasets
     import torch

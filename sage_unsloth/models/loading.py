@@ -1,8 +1,8 @@
-"""Loads a policy: by Unsloth's FastLanguageModel on a GPU, by transformers and peft without one or
-where TRL's own trainer trains.
+"""Loads a policy: with Unsloth's FastLanguageModel on a GPU, else with transformers and peft.
 
-Both ways take the same arguments and return a model that Unsloth's trainers accept and a tokenizer
-that carries the chat template of its prompts. Adapters are plain peft folders either way.
+transformers and peft are also used for TRL's own trainer. Both take the same arguments and return a
+model for Unsloth's trainers and a tokenizer with the chat template of its prompts. Adapters are
+plain peft folders.
 """
 
 from collections.abc import Mapping
@@ -49,33 +49,30 @@ def load_policy(
         load_policy(path)                       the model itself, for sampling
         load_policy(path, adapter=folder)       with a trained adapter, for sampling
         load_policy(path, lora=settings)        with a fresh adapter, to train it; its B is 0, so
-                                                that the policy starts as the model itself
+                                                the policy starts as the model itself
         load_policy(path, lora=settings, adapter=folder)    with a trained adapter, to train it more
         load_policy(path, full_finetuning=True)             to train every weight
 
     Args:
         path: model folder, hub id, or "arithmetic-base", the embedded one.
-        lora, adapter, full_finetuning: see above.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
-        use_vllm: let the vLLM engine that shares the weights draw rollouts (GPU only).
-        gpu_memory_utilization: share of the card's memory that the engine takes, weights included.
-        engine_arguments: further arguments of that engine, as Unsloth's loader takes them.
-        dtype: of the weights that are not quantised, "float32", "bfloat16" or "float16"; None takes
-            float32 without a GPU, and on one what Unsloth chooses.
+        use_vllm: rollouts by a vLLM engine that shares the weights (GPU only).
+        gpu_memory_utilization: share of the GPU's memory for that engine, weights included.
+        engine_arguments: further arguments of that engine.
+        dtype: of weights that are not quantised, "float32", "bfloat16" or "float16"; None takes
+            float32 without a GPU, and Unsloth's choice on one.
         seed: of the fresh adapter's A.
-        template: whose chat template makes the prompts, one of `prompts.TEMPLATES`; None takes what
-            `templates.choose_template` says.
-        prompt: the format of the prompts; None takes what `templates.choose_format` says.
-        tokenizer: of this model, from `load_tokenizer`, where it is loaded already; Unsloth's GPU
-            loader loads its own.
+        template: one of `prompts.TEMPLATES`; None uses `templates.choose_template`.
+        prompt: the prompt format; None uses `templates.choose_format`.
+        tokenizer: from `load_tokenizer`, if already loaded; Unsloth's GPU loader loads its own.
 
     Raises:
         ValueError: full fine-tuning with an adapter, or in fewer than 32 bits; see
             `refuse_quantising_again`; vLLM without a GPU; an adapter of another shape or for
-            another model; weights in pickles; a tokenizer without EOS or a token to pad with; a
-            model that cannot be found; a template or a prompt that the model was not trained with,
-            or a template that it does not have.
+            another model; pickled weights; a tokenizer without EOS or a pad token; a missing model;
+            a template or a prompt that the model was not trained with, or a template that it does
+            not have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError("full_finetuning does not go with lora, adapter or load_in_4bit")
@@ -147,7 +144,7 @@ def _load_on_gpu(
     seed: int,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """By Unsloth; `options` are its `from_pretrained`'s."""
+    """With Unsloth; `options` are those of its `from_pretrained`."""
     from unsloth import FastLanguageModel
 
     if options["fast_inference"]:
@@ -185,7 +182,7 @@ def _load_plain(
     device: str,
     load_in_4bit: bool = False,
 ) -> tuple[Any, Any]:
-    """By transformers and peft, whose adapters are in float32."""
+    """With transformers and peft; adapters are in float32."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -221,7 +218,7 @@ def _load_plain(
 
 
 def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
-    """Refuses to train a trained adapter more under other settings than those it was made with."""
+    """Raises ValueError for settings other than those of the trained adapter."""
     config = adapter_config(adapter)
     result = {
         "rank": config["r"],
@@ -237,7 +234,7 @@ def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
 
 
 def _load_adapter_weights(model: Any, adapter: Path) -> None:
-    """Puts a trained adapter's weights in the place of a fresh one's."""
+    """Replaces a fresh adapter's weights by those of a trained one."""
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 

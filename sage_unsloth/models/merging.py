@@ -15,13 +15,12 @@ def save_merged(
 ) -> None:
     """Merges the adapter into its base and saves an ordinary model folder, complete or not at all.
 
-    Without a GPU, an adapter on 4-bit weights is merged into the values that they stand for: the
-    merged model is the policy that was trained, and must not be quantised again
-    (`merge_dequantised`). On a GPU Unsloth merges it into the weights before they were quantised,
-    which is another model; an export says how far off it is.
+    Without a GPU, an adapter on 4-bit weights is merged into their dequantised values: the result
+    is the trained policy, and must not be quantised again (`merge_dequantised`). On a GPU Unsloth
+    merges it into the original weights, which is another model; an export records the difference.
 
-    Unsloth is given an absolute path: on Kaggle it moves a relative one that does not fit to /tmp,
-    and only prints that it did.
+    Unsloth gets an absolute path: on Kaggle it moves a relative one that does not fit to /tmp, and
+    only prints that.
 
     Args:
         model: with an adapter, or fully trained.

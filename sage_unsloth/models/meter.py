@@ -1,8 +1,7 @@
 """Time and peak memory of a piece of work, on a GPU or on a CPU.
 
-Peak memory is what is held beyond the beginning at the fullest moment: on a GPU as PyTorch counts
-it, on Linux without one the process's largest resident set, reset before each measurement;
-elsewhere it is not measured.
+Peak memory is the maximum above the memory at the start: on a GPU PyTorch's count, on Linux without
+one the process's largest resident set, reset before each measurement; elsewhere it is not measured.
 """
 
 import contextlib
@@ -28,10 +27,9 @@ def synchronize() -> None:
 
 @contextlib.contextmanager
 def measure() -> Iterator[dict[str, float | None]]:
-    """Seconds by the clock and on the CPU, and the peak of memory beyond the beginning.
+    """Measures `seconds`, `cpu_seconds` of this process, and `peak_bytes` (None if not measurable).
 
-    `seconds`, `cpu_seconds` of this process, and `peak_bytes`, None where it is not measurable; all
-    there once the context ends.
+    They are set once the context ends.
     """
     gc.collect()
     result: dict[str, float | None] = {"peak_bytes": None}
@@ -73,7 +71,7 @@ def _reset_peak() -> None:
 
 
 def _resident(field: str) -> int:
-    """Bytes, of a line of /proc/self/status."""
+    """Bytes in a line of /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -81,7 +79,7 @@ def _resident(field: str) -> int:
 
 
 def _give_back() -> None:
-    """Freed memory goes back to the system, so that one variant's does not hide the next one's."""
+    """Returns freed memory to the system, so that one variant does not hide the next one's."""
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

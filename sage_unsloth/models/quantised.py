@@ -1,7 +1,7 @@
-"""4-bit weights: bitsandbytes' NF4 with doubly quantised scales, as Unsloth takes them on a GPU.
+"""4-bit weights: bitsandbytes' NF4 with doubly quantised scales, as Unsloth uses them on a GPU.
 
-The linear layers are quantised, and frozen; embeddings, norms, the head and the adapter are not.
-Every product takes the values that the 4 bits stand for, in the format of the activations.
+The linear layers are quantised and frozen; embeddings, norms, the head and the adapter are not.
+Every product uses the dequantised values, in the dtype of the activations.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ MERGED = "values_of_4bit_weights"
 
 
 def four_bit_config(dtype: torch.dtype) -> Any:
-    """What transformers is asked for; products are computed in `dtype`."""
+    """The quantisation config for transformers; products are computed in `dtype`."""
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
@@ -34,11 +34,11 @@ def is_quantised(model: Any) -> bool:
 
 
 def keep_exact_products(model: nn.Module) -> None:
-    """Without this, bitsandbytes changes the weights of a model on a CPU with AVX512-BF16.
+    """Prevents bitsandbytes from changing a model's weights on a CPU with AVX512-BF16.
 
-    In the first pass without gradients it packs them anew with their scales rounded to bfloat16,
-    and from then on computes every product in bfloat16, also while training, where no gradient
-    passes through such a product. Sampling would change the policy, and cut its gradient off.
+    In the first pass without gradients it would repack them with scales rounded to bfloat16, and
+    then compute every product in bfloat16, also in training, where no gradient passes through such
+    a product. Sampling would change the policy and cut its gradient off.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -46,7 +46,7 @@ def keep_exact_products(model: nn.Module) -> None:
 
 
 def dequantise(parameter: Tensor) -> Tensor:
-    """The weight's values: of 4-bit weights those that its products use."""
+    """The weight's values; of 4-bit weights those that its products use."""
     if not _is_4bit(parameter):
         return parameter.data
     from bitsandbytes.functional import dequantize_4bit
@@ -56,13 +56,12 @@ def dequantise(parameter: Tensor) -> Tensor:
 
 
 def merge_dequantised(model: Any) -> Any:
-    """A peft model on 4-bit weights as an ordinary model: W + (alpha / r) B A for each layer, with
-    W the values that the 4 bits stand for.
+    """A peft model on 4-bit weights as an ordinary model: W + (alpha / r) B A for each layer.
 
-    So it computes what the policy does that was trained, up to rounding; the weights before they
-    were quantised would make another model of it. The layers are replaced in `model` itself. Such a
-    model must not be quantised again: nearly every value is a level of its block, to which B A,
-    smaller than half the distance of two levels, is rounded back.
+    W is the dequantised weight. So it computes the trained policy up to rounding; the original
+    weights would give another model. The layers are replaced in `model` itself. It must not be
+    quantised again: nearly every value is a level of its block, to which B A, smaller than half the
+    distance between two levels, is rounded back.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -88,11 +87,7 @@ def merge_dequantised(model: Any) -> Any:
 
 
 def refuse_quantising_again(path: str | Path) -> None:
-    """Refuses to quantise a model of `merge_dequantised`; a hub id is left alone.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Raises ValueError for a model of `merge_dequantised`; hub ids are not checked."""
     config = Path(path) / "config.json"
     if config.is_file() and read_json(config).get(MERGED):
         raise ValueError(

@@ -1,6 +1,6 @@
-"""A Qwen2 of any shape with random weights, made on the spot: for what no trained model is needed.
+"""A Qwen2 of any shape with random weights, for work that needs no trained model.
 
-Speed and memory do not depend on the weights' values, and numbers are compared on any.
+Speed and memory do not depend on the weights' values, and numerical comparisons work with any.
 """
 
 from pathlib import Path
@@ -19,19 +19,17 @@ def save_random_model(
     head_std: float | None = None,
     **shape: Any,
 ) -> Path:
-    """The folder of a random Qwen2 with the embedded model's tokenizer.
+    """Saves a random Qwen2 with the embedded model's tokenizer; its folder.
 
     Args:
         hidden_size: a multiple of 64, the size of a head.
-        vocab_size: tokens; None takes the tokenizer's.
-        num_layers: layers.
-        dtype: of the weights.
-        head_std: the standard deviation of an output head of its own; None ties the head to the
-            embedding. Logits spread by about head_std · √hidden_size.
+        vocab_size: None takes the tokenizer's.
+        head_std: the standard deviation of an untied output head; None ties it to the embedding.
+            Logits have a spread of about head_std · √hidden_size.
         shape: further fields of `Qwen2Config`.
 
     Raises:
-        ValueError: the hidden size is no multiple of 64, or the vocabulary is smaller than the
+        ValueError: the hidden size is not a multiple of 64, or the vocabulary is smaller than the
             tokenizer's.
     """
     import torch

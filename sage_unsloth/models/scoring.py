@@ -21,7 +21,6 @@ def score(
     Args:
         model: a causal language model of transformers or peft.
         prompts, completions: token ids; no completion may be empty.
-        temperature: the logits are divided by it.
 
     Returns:
         `logps` log π(y_t | s_t), `entropies` H_t over the whole vocabulary, and `mask`, each (B, T)

@@ -1,4 +1,4 @@
-"""Loads the frozen teacher of a `TeacherGuide`, and keeps it out of what is saved.
+"""Loads the frozen teacher of a `TeacherGuide`, and excludes it from saved models.
 
 A teacher is another adapter on the policy's base, which shares the base's weights, or another model
 with the same tokenizer.
@@ -16,7 +16,7 @@ ADAPTER = "teacher"
 
 
 def is_adapter(path: str | Path) -> bool:
-    """Whether a teacher is an adapter's folder, and not a model's folder or hub id."""
+    """Whether a teacher is an adapter's folder, not a model."""
     return (Path(path) / "adapter_config.json").is_file()
 
 
@@ -29,22 +29,17 @@ def load_teacher(
     max_length: int = 2048,
     load_in_4bit: bool = False,
 ) -> Any:
-    """What `guided_kl` takes as its teacher.
+    """The name of a frozen adapter, now in `model`, or a separate frozen model, for `guided_kl`.
 
     Args:
         path: an adapter's folder, or a model's folder or hub id.
         base: folder or hub id of the model below the policy's adapter.
-        model: the policy.
-        tokenizer: the policy's.
         max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
         load_in_4bit: quantise a teacher that is a model.
 
-    Returns:
-        The name of a frozen adapter, now in `model`, or a frozen model of its own.
-
     Raises:
-        ValueError: an adapter for another base, or beside a policy without one; a model with
-            another tokenizer.
+        ValueError: an adapter for another base, or for a policy without one; a model with another
+            tokenizer.
     """
     if is_adapter(path):
         if not hasattr(model, "peft_config"):
@@ -62,15 +57,15 @@ def load_teacher(
 
 
 def drop_teacher(model: Any, teacher: Any) -> None:
-    """Takes the teacher's adapter out of the trained model, so that it is not saved with it."""
+    """Removes the teacher's adapter from the trained model, so that it is not saved."""
     if teacher == ADAPTER:
         model.delete_adapter(ADAPTER)
 
 
 def forget_teacher(checkpoint: Path | None) -> None:
-    """Takes the teacher's adapter out of a checkpoint.
+    """Removes the teacher's adapter from a checkpoint.
 
-    transformers, finding it there, would restore it instead of the policy's.
+    transformers would restore it instead of the policy's.
     """
     if checkpoint is not None:
         shutil.rmtree(checkpoint / ADAPTER, ignore_errors=True)

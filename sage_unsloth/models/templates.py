@@ -1,7 +1,7 @@
-"""Whose chat template makes a model's prompts, the project's or the model's own, and what they say.
+"""Chooses the chat template of a model's prompts, the project's or its own, and the prompt format.
 
-Either way the system prompt is that of the format (`prompts.PromptFormat`), because it says where
-the answer goes.
+The system prompt is always that of the format (`prompts.PromptFormat`), because it says where the
+answer goes.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ MARK = "what this turn says"
 
 @dataclass(frozen=True)
 class TemplateChoice:
-    """A template, one of `prompts.TEMPLATES`, and why it is the one."""
+    """A template, one of `prompts.TEMPLATES`, and the reason."""
 
     template: str
     reason: str
@@ -56,8 +56,6 @@ def choose_template(
     template ends a turn by a token at which the model does not stop.
 
     Args:
-        path: model folder or hub id.
-        tokenizer: the model's, as loaded.
         stops: the tokens that end its completions (`tokenizers.stop_tokens`).
         expected: one of `prompts.TEMPLATES`, or None.
         adapter: the LoRA folder that will be put on the model.
@@ -98,13 +96,13 @@ def choose_template(
 
 
 def check_template(template: str) -> None:
-    """Raises ValueError if it is not one of `prompts.TEMPLATES`."""
+    """Raises ValueError for a name that is not in `prompts.TEMPLATES`."""
     if template not in TEMPLATES:
         raise ValueError(f"template must be one of {', '.join(TEMPLATES)}, got {template!r}")
 
 
 def recorded_template(path: str | Path, adapter: str | Path | None = None) -> str | None:
-    """The template with which a model or its adapter was trained here; None for any other model."""
+    """The template with which a model or its adapter was trained here; None if it was not."""
     settings = _training(path, adapter)[1]
     # Before templates could be chosen, every run had the project's.
     return None if settings is None else settings.get("template", "project")
@@ -113,11 +111,10 @@ def recorded_template(path: str | Path, adapter: str | Path | None = None) -> st
 def choose_format(
     path: str | Path, expected: PromptFormat | None = None, adapter: str | Path | None = None
 ) -> PromptFormat:
-    """The format of a model's prompts: that of its training here or before its export, else the one
-    that is asked for, else the project's.
+    """The prompt format: that of the model's training, else the requested one, else the project's.
 
     Raises:
-        ValueError: the model was trained with another one than is asked for.
+        ValueError: the model was trained with another one than requested.
     """
     trained, settings = _training(path, adapter)
     if settings is None:
@@ -132,7 +129,7 @@ def choose_format(
 
 
 def _prompt_text(prompt: PromptFormat | None) -> str:
-    """A format as a command asks for it, for a message."""
+    """A format as command-line options, for a message."""
     words = [] if prompt is None else prompt.options()
     return " ".join(repr(shorten(w, 120)) if " " in w else w for w in words) or "--tags project"
 
@@ -140,12 +137,11 @@ def _prompt_text(prompt: PromptFormat | None) -> str:
 def put_template(
     tokenizer: Any, template: str, path: str | Path, prompt: PromptFormat = PROJECT_PROMPT
 ) -> None:
-    """Gives the tokenizer its chat template, which adds the format's system prompt where a
-    conversation has none.
+    """Sets the chat template, which adds the system prompt to conversations without one.
 
     Raises:
-        ValueError: "model" where the tokenizer has none, or one without a system turn; or a tag is
-            a special token, which is taken out of completions before they are read.
+        ValueError: "model" without a template, or one without a system turn; or a tag that is a
+            special token, which is removed from completions.
     """
     special = [tag for tag in prompt.tags if tag in tokenizer.all_special_tokens]
     if special:
@@ -162,7 +158,7 @@ def put_template(
 
 
 def turn_end(tokenizer: Any) -> list[int]:
-    """The tokens that the template puts behind a solution."""
+    """The tokens that the template adds after a solution."""
     text = render_solution(tokenizer, "problem", MARK)
     end = text.rpartition(MARK)[2]
     return tokenizer(end, add_special_tokens=False)["input_ids"]
@@ -171,11 +167,11 @@ def turn_end(tokenizer: Any) -> list[int]:
 def check_teaches(
     tokenizer: Any, stops: list[int], path: str | Path, prompt: PromptFormat = PROJECT_PROMPT
 ) -> None:
-    """A template for SFT: a solution continues the prompt, and ends where the model stops.
+    """Checks a template for SFT: a solution continues the prompt, and ends where the model stops.
 
     Raises:
-        ValueError: the template writes a finished solution otherwise than it asks for one, or does
-            not end it by a token at which the model stops.
+        ValueError: the template renders a finished solution differently than its prompt, or does
+            not end it by a stop token.
     """
     whole = render_solution(tokenizer, "problem", prompt.solution_text("working", "answer"))
     if not whole.startswith(render_prompt(tokenizer, "problem")):
@@ -194,7 +190,7 @@ def check_teaches(
 def _training(
     path: str | Path, adapter: str | Path | None
 ) -> tuple[str | Path | None, dict[str, Any] | None]:
-    """Which of the two was trained here, and the settings of that; an adapter's come first."""
+    """Which of the two was trained here, adapters first, and its settings."""
     for folder in (adapter, path):
         # The model of an RL run is merged when a second stage starts from it; it need not be there.
         if folder is None or not (Path(folder).is_dir() or Path(folder).name == "model"):
@@ -209,7 +205,7 @@ def _training(
 
 
 def _own(tokenizer: Any) -> str | None:
-    """The tokenizer's chat template; of several the default one."""
+    """The tokenizer's chat template; the default one of several."""
     try:
         return tokenizer.get_chat_template()
     except ValueError:
@@ -230,7 +226,7 @@ def _check_own(tokenizer: Any, path: str | Path, prompt: PromptFormat) -> None:
 
 
 def _takes_system_turn(tokenizer: Any, prompt: PromptFormat) -> bool:
-    """Whether the template shows the system prompt, if there is one to show."""
+    """Whether the template shows the system prompt, if there is one."""
     from jinja2 import TemplateError
 
     if prompt.system is None:

@@ -23,7 +23,6 @@ def load_tokenizer(
     adapter: str | Path | None = None,
     prompt: PromptFormat | None = None,
 ) -> Any:
-    """`open_tokenizer`'s tokenizer."""
     return open_tokenizer(path, template, adapter, prompt)[0]
 
 
@@ -33,14 +32,12 @@ def open_tokenizer(
     adapter: str | Path | None = None,
     prompt: PromptFormat | None = None,
 ) -> tuple[Any, TemplateChoice]:
-    """The tokenizer of a model folder or hub id, with its chat template and a pad token of its own,
-    and why it has this template.
+    """The tokenizer of a model with chat template and pad token, and the reason for its template.
 
     Args:
-        path: of the model.
-        template: one of `prompts.TEMPLATES`; None takes what `templates.choose_template` says.
-        adapter: the LoRA folder that will be put on the model; its training may name the template.
-        prompt: the format; None takes what `templates.choose_format` says.
+        template: one of `prompts.TEMPLATES`; None uses `templates.choose_template`.
+        adapter: the LoRA folder for the model; its training may decide the template.
+        prompt: the format; None uses `templates.choose_format`.
 
     Raises:
         ValueError: it cannot be loaded, it has no EOS token, no token can serve as pad, or see
@@ -60,7 +57,7 @@ def open_tokenizer(
 
 
 def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
-    """The tokens that end a completion of the model at `path`: EOS, and its generation config's."""
+    """The tokens that end a completion: EOS, and those of the generation config."""
     from transformers import GenerationConfig
 
     try:
@@ -70,7 +67,7 @@ def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:
 
 
 def stop_tokens(generation: Any, tokenizer: Any) -> list[int]:
-    """The `eos_token_id` of a generation config, None, one or several, and the tokenizer's."""
+    """The `eos_token_id` of a generation config (None, one or several), and the tokenizer's."""
     result = getattr(generation, "eos_token_id", None)
     result = result if isinstance(result, list) else [result]
     return sorted({*result, tokenizer.eos_token_id} - {None})
@@ -93,18 +90,15 @@ def prepare_tokenizer(
     template: str = "project",
     prompt: PromptFormat = PROJECT_PROMPT,
 ) -> Any:
-    """The tokenizer with its chat template, left padding, and a pad token that ends no completion.
+    """Sets chat template, left padding, and a pad token that ends no completion.
 
-    Unsloth tells a completion from padding by the pad id alone. So where pad is missing, or is one
-    of the tokens that generation stops at, an unused special token takes its place.
+    Unsloth distinguishes completion and padding by the pad id alone. So if the pad token is
+    missing, or is a stop token, an unused special token replaces it.
 
     Args:
         tokenizer: is changed in place.
-        config: of the model; the embedding's rows are counted.
+        config: of the model, for the rows of the embedding.
         stops: see `stop_tokens`.
-        path: of the model, for messages.
-        template: one of `prompts.TEMPLATES`.
-        prompt: the format of the prompts.
 
     Raises:
         ValueError: no EOS token, no token can serve as pad, or see `templates.put_template`.
@@ -125,7 +119,7 @@ def prepare_tokenizer(
 
 
 def _unused_token(tokenizer: Any, stops: list[int], rows: int, path: str | Path) -> str:
-    """A special token for padding or reserved; else a new one, if the embedding has a spare row."""
+    """A special token for padding or reserved; else a new one, if the embedding has room."""
     special = {
         token.content: number
         for number, token in tokenizer.added_tokens_decoder.items()

@@ -1,4 +1,4 @@
-"""What a finished run left: the model that it started from, and its adapter or merged model."""
+"""The result of a finished run: its start model, and its adapter or merged model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ class Run:
     """A finished SFT or RL run on disk.
 
     Attributes:
-        folder: of the run.
         record: its `run.json`.
         model_path: the model that it started from, a folder or a hub id.
         adapter: the trained adapter's folder, or None.
@@ -28,7 +27,7 @@ class Run:
 
     @property
     def in_4bit(self) -> bool:
-        """Whether it was trained on 4-bit weights: then its policy is its adapter on these."""
+        """Whether it was trained on 4-bit weights: its policy is then its adapter on these."""
         return self.record["settings"].get("load_in_4bit", False)
 
 
@@ -47,13 +46,14 @@ python -m sage_unsloth export RUN --to adapter   # with a model card, and an exa
 
 
 def write_readme(adapter: Path) -> None:
-    """The README of an adapter's folder, in the place of the form that peft leaves to fill in."""
+    """Writes the README of an adapter's folder, instead of peft's form."""
     (adapter / "README.md").write_text(README, encoding="utf-8")
 
 
 def trained_in_4bit(adapter: str | Path) -> bool:
-    """Whether an adapter was trained on 4-bit weights, as its run says (it is the run's `adapter/`
-    or `best/`), or its export; False where neither is there.
+    """Whether an adapter was trained on 4-bit weights, by its run or its export; else False.
+
+    An adapter belongs to a run as its `adapter/` or `best/`.
     """
     folder = Path(adapter).absolute()
     for file, key in ((folder / EXPORT, "run"), (folder.parent / "run.json", "settings")):
@@ -63,17 +63,15 @@ def trained_in_4bit(adapter: str | Path) -> bool:
 
 
 def read_run(folder: str | Path, model_path: str | Path | None = None, which: str = "last") -> Run:
-    """What a run left.
+    """The result of a run.
 
     Args:
-        folder: of the run.
-        model_path: the model that the run started from; None takes it from `run.json`.
-        which: "last", what the last step left, or "best", the best of the run's evaluations on
-            held-out rows.
+        model_path: its start model; None takes it from `run.json`.
+        which: "last" step, or "best" of the evaluations on held-out rows.
 
     Raises:
-        ValueError: not the folder of a stage, nothing finished in it, no such evaluation, or the
-            starting model is not known.
+        ValueError: not the folder of a stage, no result, no such evaluation, or an unknown start
+            model.
     """
     folder = Path(folder)
     record = read_record(folder)

@@ -1,4 +1,4 @@
-"""Which weights a folder holds, and whether a LoRA adapter fits the base that it is put on."""
+"""The weights in a folder, and whether a LoRA adapter fits its base."""
 
 import hashlib
 import logging
@@ -15,11 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def adapter_config(adapter: str | Path) -> dict[str, Any]:
-    """The `adapter_config.json` of a peft folder.
-
-    Raises:
-        ValueError: the folder has none.
-    """
+    """The `adapter_config.json` of a peft folder; ValueError if missing."""
     path = Path(adapter) / "adapter_config.json"
     if not path.is_file():
         raise ValueError(
@@ -29,11 +25,7 @@ def adapter_config(adapter: str | Path) -> dict[str, Any]:
 
 
 def refuse_pickles(folder: str | Path) -> None:
-    """Refuses weights in pickles, which can hold code; a hub id is left to its loader.
-
-    Raises:
-        ValueError: the folder has weights in pickles alone.
-    """
+    """Raises ValueError for a folder with only pickled weights, which can contain code."""
     folder = Path(folder)
     pickles = [file.name for pattern in PICKLES for file in sorted(folder.glob(pattern))]
     if pickles and not list(folder.glob("*.safetensors")):
@@ -45,14 +37,11 @@ def refuse_pickles(folder: str | Path) -> None:
 
 
 def check_adapter_fits(base: str | Path, adapter: str | Path) -> None:
-    """Refuses an adapter that was trained on another base.
+    """Raises ValueError for an adapter that was trained on another base.
 
-    Two models of one architecture accept each other's adapters without an error, and the result is
-    a model that nobody trained. So where the base that the adapter names is on this disk, its
-    weights must be those of `base`; where it is not, the shapes must fit.
-
-    Raises:
-        ValueError: the adapter was trained on other weights, does not fit, or is a pickle.
+    Models of one architecture accept each other's adapters without an error, and the result is a
+    model that nobody trained. If the adapter's base is on this disk, its weights must equal those
+    of `base`; otherwise the shapes must fit. Pickles are refused.
     """
     refuse_pickles(adapter)
     named = adapter_config(adapter).get("base_model_name_or_path")
@@ -96,7 +85,7 @@ def _check_shapes(base: Path, adapter: Path) -> None:
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
-    """Of every tensor, by its name, without loading it."""
+    """Shape of every tensor by name, without loading it."""
     from safetensors import safe_open
 
     shapes = {}
@@ -109,7 +98,9 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def model_identity(path: str | Path, adapter: str | Path | None = None) -> dict[str, Any]:
-    """Digests of a model's and an adapter's files, wherever they lie; a hub id is its own name."""
+    """Digests of a model's and an adapter's files, independent of their location; a hub id is its
+    name.
+    """
     return {
         "weights": _files_digest(Path(path)) if Path(path).is_dir() else str(path),
         "adapter": None if adapter is None else _files_digest(Path(adapter)),
@@ -117,7 +108,7 @@ def model_identity(path: str | Path, adapter: str | Path | None = None) -> dict[
 
 
 def _files_digest(folder: Path) -> str:
-    """Of the configuration and the weights: names, sizes and bytes, of large files in samples."""
+    """Of configuration and weights: names, sizes and bytes, of large files in samples."""
     digest = hashlib.sha256()
     patterns = ("*config.json", "*.safetensors", "*.bin")
     for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):

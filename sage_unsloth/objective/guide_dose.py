@@ -70,7 +70,6 @@ def dose_of(
     Args:
         log_guide: log q_t, (B, T), nats; 0 outside the mask.
         mask: nonzero at completion tokens, (B, T).
-        groups: the problem of each completion.
         scale_rewards: as in `RlvrConfig`; σ is 1 for "none".
 
     Raises:

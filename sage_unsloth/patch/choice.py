@@ -38,7 +38,7 @@ class Method:
 
 
 @contextmanager
-def method_added(trainer: Any, method: Method) -> Iterator[None]:
+def add_method(trainer: Any, method: Method) -> Iterator[None]:
     """Within this context, the next `guided_kl` of the trainer uses the method.
 
     Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import Penalty, grpo_loss
-from sage_unsloth.patch.hook import Consulted
+from sage_unsloth.patch.hook import HookOutput
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.trainer_names import ContractError
 
@@ -48,7 +48,6 @@ def check_numbers(
 
     Args:
         name: of the trainer's function, for the message.
-        run: that function.
         kl_estimator, k3_max: as for `grpo_loss`.
 
     Raises:
@@ -229,15 +228,14 @@ def _syntax_tree(function: Any) -> ast.AST:
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
 
 
-def check_trl(trainer_class: type, consulted_loss: Callable[..., Tensor]) -> None:
+def check_trl(trainer_class: type, loss_with_hook: Callable[..., Tensor]) -> None:
     """Checks everything that the patch relies on in TRL's trainer.
 
     A loss that reads the reference or the advantages before they are replaced, or elsewhere, gives
     other numbers.
 
     Args:
-        trainer_class: TRL's, or a subclass.
-        consulted_loss: calls its loss (`trl_seam.py`).
+        loss_with_hook: calls its loss (`trl_seam.py`).
 
     Raises:
         ContractError: a name, a parameter or a computed value differs.
@@ -259,13 +257,13 @@ def check_trl(trainer_class: type, consulted_loss: Callable[..., Tensor]) -> Non
         )
     check_parameters(names.SCORE, getattr(trainer_class, names.SCORE), names.SCORE_PARAMETERS)
     for kl_estimator in ("k3", "k3-is"):
-        run = run_of_trl(loss, consulted_loss, with_ratio=kl_estimator == "k3-is")
+        run = run_of_trl(loss, loss_with_hook, with_ratio=kl_estimator == "k3-is")
         check_numbers(names.TRL_LOSS, run, kl_estimator, k3_max=None)
 
 
 def run_of_trl(
     loss: Callable[..., Tensor],
-    consulted_loss: Callable[..., Tensor],
+    loss_with_hook: Callable[..., Tensor],
     *,
     with_ratio: bool = False,
     **attributes: Any,
@@ -284,9 +282,9 @@ def run_of_trl(
             "advantages": torch.full((2,), 9.0, dtype=torch.float64),
             "ref_per_token_logps": torch.full_like(anchor, 9.0),
         }
-        consult = lambda *_: Consulted(anchor, advantages)  # noqa: E731
+        apply_hook = lambda *_: HookOutput(anchor, advantages)  # noqa: E731
         of_trainer = types.MethodType(loss, trainer)
-        return consulted_loss(trainer, of_trainer, None, inputs, consult)
+        return loss_with_hook(trainer, of_trainer, None, inputs, apply_hook)
 
     return run
 

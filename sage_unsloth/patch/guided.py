@@ -27,9 +27,9 @@ from sage_unsloth.patch.seam import seam_of
 from sage_unsloth.patch.settings import check_settings
 from sage_unsloth.patch.trained_with import resume_record
 from sage_unsloth.patch.watch import guide_watch
-from sage_unsloth.trainers.data_order import order_kept
+from sage_unsloth.trainers.data_order import keep_row_order
 from sage_unsloth.trainers.finite import finite_only
-from sage_unsloth.trainers.replaced import alone, replace_attributes, with_callback
+from sage_unsloth.trainers.replaced import one_guided_kl, replace_attributes, with_callback
 from sage_unsloth.trainers.rollout_weights import keep_trained_weights
 
 logger = logging.getLogger(__name__)
@@ -107,9 +107,9 @@ def guided_kl(
         seam.check()
     with ExitStack() as stack:
         # Unsloth's functions are replaced for the whole process, so one guided_kl at a time.
-        stack.enter_context(alone())
+        stack.enter_context(one_guided_kl())
         stack.enter_context(replace_attributes(trainer, **{OPEN: True}))
-        stack.enter_context(seam.prepared(trainer))
+        stack.enter_context(seam.cpu_shims(trainer))
         guard = stack.enter_context(finite_only(trainer))
         # After the guard, to which the hook hands its signals.
         hook = None  # None: the trainer's own loss runs
@@ -117,7 +117,7 @@ def guided_kl(
             of_batch = stack.enter_context(
                 rollout_signals(trainer, choice.needs, scoring=seam.scoring, teacher=teacher)
             )
-            hook = stack.enter_context(seam.hooked(trainer, choice, guard, of_batch))
+            hook = stack.enter_context(seam.install_hook(trainer, choice, guard, of_batch))
         adapters = seam.own_adapters(trainer)
         watch = guide_watch(
             trainer,
@@ -130,7 +130,7 @@ def guided_kl(
             resume_with_changes=resume_with_changes,
         )
         stack.enter_context(with_callback(trainer, watch))
-        stack.enter_context(order_kept(trainer))
+        stack.enter_context(keep_row_order(trainer))
         stack.enter_context(keep_trained_weights(trainer))
         yield
         if hook is not None and hook.measured.micro_batches == 0:

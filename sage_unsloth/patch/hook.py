@@ -9,13 +9,13 @@ from torch import Tensor
 from sage_unsloth.objective.advantages import shape_advantages
 from sage_unsloth.objective.signals import OPTIONAL_SIGNALS, TokenSignals, read_only
 from sage_unsloth.patch.choice import Choice
-from sage_unsloth.patch.watch import Measured
+from sage_unsloth.patch.watch import GuideMetricsLogger
 from sage_unsloth.trainers.clock import Clock, StepContext
 from sage_unsloth.trainers.finite import Guard
 from sage_unsloth.trainers.trainer_names import ContractError
 
 
-class Consulted(NamedTuple):
+class HookOutput(NamedTuple):
     """The values that the loss continues with."""
 
     ref_logps: Tensor | None  # log q·π_ref, nats, (B, T)
@@ -26,7 +26,7 @@ class Consulted(NamedTuple):
 class Hook:
     """What an open `guided_kl` does with each micro-batch, for either trainer.
 
-    A seam (`unsloth_seam.py`, `trl_seam.py`) derives from it and calls `consult` inside the
+    A seam (`unsloth_seam.py`, `trl_seam.py`) derives from it and calls `apply_hook` inside the
     trainer's loss.
     """
 
@@ -39,9 +39,9 @@ class Hook:
     def __post_init__(self) -> None:
         self.beta = self.trainer.beta  # which must not change while this is open
         self.clock = Clock(self.trainer)
-        self.measured = Measured(self.trainer, self.choice.guide)
+        self.measured = GuideMetricsLogger(self.trainer, self.choice.guide)
 
-    def consult(
+    def apply_hook(
         self,
         *,
         new_logps: Tensor,
@@ -50,7 +50,7 @@ class Hook:
         entropies: Tensor | None,
         mask: Tensor,
         advantages: Tensor,
-    ) -> Consulted:
+    ) -> HookOutput:
         """The anchor and the advantages of one micro-batch, checked and logged.
 
         Log-probs and entropies are (B, T), nats; advantages are (B,) or (B, T). Without a KL term
@@ -86,7 +86,7 @@ class Hook:
             self.measured.add(signals, log_guide, metrics)
             if log_guide is not None and ref_logps is not None:
                 ref_logps = ref_logps + log_guide  # the whole method: π_ref becomes q·π_ref
-        return Consulted(ref_logps, advantages)
+        return HookOutput(ref_logps, advantages)
 
     def _signals(
         self, new_logps: Tensor, ref_logps: Tensor | None, entropies: Tensor | None, mask: Tensor

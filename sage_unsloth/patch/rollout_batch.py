@@ -35,11 +35,13 @@ class Scoring(Protocol):
         """Raises ContractError if it scores in another way than was tested."""
         ...
 
-    def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> AbstractContextManager:
+    def prepare(
+        self, trainer: Any, *, with_entropies: bool, teacher: Any
+    ) -> AbstractContextManager:
         """Within it, the trainer can score the reference, and a teacher that is a model."""
         ...
 
-    def scored(
+    def score_with_entropies(
         self, score: Callable[..., tuple], with_entropies: bool, *args: Any, **kwargs: Any
     ) -> tuple[tuple, Callable[[], Tensor]]:
         """The result of `score`, and what gives the entropies in the same layout."""
@@ -66,7 +68,6 @@ def rollout_signals(
     Args:
         needs: of `signals.OPTIONAL_SIGNALS`, and "groups"; "entropies" is computed by the loss
             instead.
-        scoring: the trainer's.
         teacher: a frozen model, or the name of a frozen adapter; for "teacher_logps".
 
     Raises:
@@ -81,7 +82,9 @@ def rollout_signals(
     last: dict[str, Any] = {}
 
     def score(proceed: Callable[..., tuple], *args: Any, **kwargs: Any) -> tuple:
-        result, entropies = scoring.scored(proceed, "ref_entropies" in needs, *args, **kwargs)
+        result, entropies = scoring.score_with_entropies(
+            proceed, "ref_entropies" in needs, *args, **kwargs
+        )
         # Only the last call counts: π_old is scored before the reference, by the same function.
         last.update(result=result, entropies=entropies, args=args[1:], kwargs=kwargs)
         return result
@@ -123,7 +126,7 @@ def rollout_signals(
     setattr(trainer, names.BUFFER, None)
     model = None if isinstance(teacher, str) else teacher
     with (
-        scoring.opened(trainer, with_entropies="ref_entropies" in needs, teacher=model),
+        scoring.prepare(trainer, with_entropies="ref_entropies" in needs, teacher=model),
         listening(
             trainer, "signals", **{names.ROLLOUT: roll_out, names.COMPUTE_LOSS: compute_loss}
         ),

@@ -31,7 +31,7 @@ class Seam(Protocol):
         """Raises ContractError if the trainer is not as tested; changes nothing."""
         ...
 
-    def prepared(self, trainer: Any) -> AbstractContextManager:
+    def cpu_shims(self, trainer: Any) -> AbstractContextManager:
         """Within it, the trainer runs on this machine."""
         ...
 
@@ -39,7 +39,7 @@ class Seam(Protocol):
         """Frozen adapters that the trainer itself adds to the model."""
         ...
 
-    def hooked(
+    def install_hook(
         self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
     ) -> AbstractContextManager[Hook]:
         """Within it, the trainer's loss calls the hook."""

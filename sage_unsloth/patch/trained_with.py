@@ -97,7 +97,6 @@ def check_resumed(
     for the trainer's own on the other.
 
     Args:
-        step: of the checkpoint.
         selected: what it holds under `watch.STATE`.
         now: the current `resume_record`.
         steered: the current guide, if it has a state.

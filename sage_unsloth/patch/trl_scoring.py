@@ -31,7 +31,7 @@ class TrlScoring:
         check_parameters(names.FUSED_HEAD, _add_fused_head(), names.FUSED_HEAD_PARAMETERS)
 
     @contextmanager
-    def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> Iterator[None]:
+    def prepare(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> Iterator[None]:
         with ExitStack() as stack:
             reference = trainer.ref_model  # None where it is the policy without its adapter
             if with_entropies and reference is not None:
@@ -41,7 +41,7 @@ class TrlScoring:
                 stack.enter_context(_fused_head(trainer, teacher, ("log_probs",)))
             yield
 
-    def scored(
+    def score_with_entropies(
         self, score: Callable[..., tuple], with_entropies: bool, *args: Any, **kwargs: Any
     ) -> tuple[tuple, Callable[[], Tensor]]:
         if not with_entropies:

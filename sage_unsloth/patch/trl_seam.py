@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.patch.contract import check_trl
-from sage_unsloth.patch.hook import Consulted, Hook
+from sage_unsloth.patch.hook import Hook, HookOutput
 from sage_unsloth.patch.trl_scoring import TrlScoring
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.data_parallel import kind_of
@@ -25,7 +25,7 @@ from sage_unsloth.trainers.finite import Guard
 from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.trl_without_gpu import head_without_gpu
 
-Consult = Callable[[Tensor, Tensor | None, Tensor, dict[str, Any]], Consulted]
+ApplyHook = Callable[[Tensor, Tensor | None, Tensor, dict[str, Any]], HookOutput]
 
 
 class TrlHook(Hook):
@@ -36,10 +36,10 @@ class TrlHook(Hook):
     ) -> Tensor:
         """Around `trainer._compute_loss`."""
 
-        def consult(
+        def apply_hook(
             new_logps: Tensor, entropies: Tensor | None, mask: Tensor, inputs: dict[str, Any]
-        ) -> Consulted:
-            return self.consult(
+        ) -> HookOutput:
+            return self.apply_hook(
                 new_logps=new_logps,
                 old_logps=inputs.get("old_per_token_logps"),
                 ref_logps=inputs.get("ref_per_token_logps"),
@@ -48,18 +48,22 @@ class TrlHook(Hook):
                 advantages=inputs["advantages"],
             )
 
-        return consulted_loss(self.trainer, proceed, model, inputs, consult)
+        return loss_with_hook(self.trainer, proceed, model, inputs, apply_hook)
 
 
-def consulted_loss(
-    trainer: Any, loss: Callable[..., Tensor], model: Any, inputs: dict[str, Any], consult: Consult
+def loss_with_hook(
+    trainer: Any,
+    loss: Callable[..., Tensor],
+    model: Any,
+    inputs: dict[str, Any],
+    apply_hook: ApplyHook,
 ) -> Tensor:
-    """`loss(model, inputs)` of a micro-batch, with reference and advantages from `consult`.
+    """`loss(model, inputs)` of a micro-batch, with reference and advantages from `apply_hook`.
 
     Args:
         loss: TRL's `_compute_loss` of that trainer.
         inputs: the micro-batch, which is not changed: it may be trained on again.
-        consult: (new_logps, entropies, mask, inputs) → `Consulted`; called once the policy's
+        apply_hook: (new_logps, entropies, mask, inputs) → `HookOutput`; called once the policy's
             log-probs exist.
     """
     # A copy: TRL trains on the same dict again in the next iteration.
@@ -71,7 +75,7 @@ def consulted_loss(
         mask = loss_mask(inputs)
         # TRL reads both from `inputs` only after this call, which `check_trl` has verified by
         # numbers.
-        ref_logps, advantages = consult(new_logps, entropies, mask, inputs)
+        ref_logps, advantages = apply_hook(new_logps, entropies, mask, inputs)
         inputs["advantages"] = advantages
         if ref_logps is not None:
             # Outside the mask d = 0: 0 · inf would be nan there.
@@ -100,9 +104,9 @@ class TrlSeam:
         self.trainer_class = trainer_class
 
     def check(self) -> None:
-        check_trl(self.trainer_class, consulted_loss)
+        check_trl(self.trainer_class, loss_with_hook)
 
-    def prepared(self, trainer: Any) -> AbstractContextManager:
+    def cpu_shims(self, trainer: Any) -> AbstractContextManager:
         # DeepSpeed gathers the head for TRL's kernel alone, once more in the backward pass.
         if kind_of(trainer.accelerator) == "DEEPSPEED":
             return nullcontext()
@@ -114,7 +118,7 @@ class TrlSeam:
         return (name,) if name in getattr(trainer.model, "peft_config", {}) else ()
 
     @contextmanager
-    def hooked(
+    def install_hook(
         self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
     ) -> Iterator[TrlHook]:
         hook = TrlHook(trainer=trainer, choice=choice, guard=guard, of_batch=of_batch)

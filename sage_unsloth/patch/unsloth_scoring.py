@@ -48,13 +48,15 @@ class UnslothScoring:
     def check(self, trainer: Any) -> None:
         _check_functions(trainer)
 
-    def opened(self, trainer: Any, *, with_entropies: bool, teacher: Any) -> AbstractContextManager:
+    def prepare(
+        self, trainer: Any, *, with_entropies: bool, teacher: Any
+    ) -> AbstractContextManager:
         return nullcontext()
 
-    def scored(
+    def score_with_entropies(
         self, score: Callable[..., tuple], with_entropies: bool, *args: Any, **kwargs: Any
     ) -> tuple[tuple, Callable[[], Tensor]]:
-        with _recorded(with_entropies) as calls:
+        with _record_scores(with_entropies) as calls:
             result = score(*args, **kwargs)
         return result, lambda: in_layout(result[0], calls)
 
@@ -115,7 +117,7 @@ def in_layout(ref_logps: Tensor, calls: list[Scored]) -> Tensor:
 
 
 @contextmanager
-def _recorded(record: bool) -> Iterator[list[Scored]]:
+def _record_scores(record: bool) -> Iterator[list[Scored]]:
     """Within this context, every call of Unsloth's two scorers also computes entropies."""
     calls: list[Scored] = []
     if not record:

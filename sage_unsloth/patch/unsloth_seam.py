@@ -98,7 +98,7 @@ class UnslothHook(Hook):
         # In the order that `contract.py` has checked.
         new_logps, old_logps, ref_logps, sampling_logps, head, ids, mask, *rest = arguments
         advantages, beta, *rest = rest
-        ref_logps, advantages = self.consult(
+        ref_logps, advantages = self.apply_hook(
             new_logps=new_logps,
             old_logps=old_logps,
             ref_logps=ref_logps,
@@ -124,7 +124,7 @@ class UnslothSeam:
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
 
-    def prepared(self, trainer: Any) -> AbstractContextManager:
+    def cpu_shims(self, trainer: Any) -> AbstractContextManager:
         return nullcontext()
 
     def own_adapters(self, trainer: Any) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class UnslothSeam:
         check_unsloth(self.module)
 
     @contextmanager
-    def hooked(
+    def install_hook(
         self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
     ) -> Iterator[UnslothHook]:
         hook = UnslothHook(

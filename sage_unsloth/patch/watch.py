@@ -20,7 +20,7 @@ STATE = "SageGuide"
 """Key of the guide's state in a checkpoint's trainer_state.json."""
 
 
-class Measured:
+class GuideMetricsLogger:
     """Counts the micro-batches of one `guided_kl` and logs their metrics with the trainer's."""
 
     def __init__(self, trainer: Any, guide: Guide | None) -> None:
@@ -54,7 +54,7 @@ class Measured:
 
 def guide_watch(
     trainer: Any,
-    measured: Measured | None,
+    measured: GuideMetricsLogger | None,
     clock: Clock | None,
     *,
     guide: Guide | None,
@@ -72,7 +72,6 @@ def guide_watch(
     Args:
         measured, clock: the hook's; None if nothing in the trainer's loss is replaced.
         record: must be equal to resume a checkpoint.
-        frozen_adapters: adapters that are not trained.
         loss: the function that each step must reach.
         resume_with_changes: resume a checkpoint even if its settings differ.
     """

@@ -1,4 +1,4 @@
-"""The shape of a model, as far as its memory depends on it."""
+"""The sizes of a model that determine its memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,11 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """The shape of a decoder of the Llama family, in the names of transformers' config.json.
+    """The sizes of a Llama-type decoder, named as in transformers' config.json.
 
     Attributes:
-        num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size:
-            sizes; `num_kv_heads` below `num_heads` is grouped-query attention.
+        num_kv_heads: below `num_heads` with grouped-query attention.
         tied_embeddings: the output head is the embedding.
         qkv_bias: q, k and v projections have a bias (Qwen2).
         qk_norm: queries and keys are normalised per head (Qwen3).
@@ -47,12 +46,12 @@ class Architecture:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of all linear maps in all layers: those that 4-bit quantisation covers."""
+        """Weights of all linear maps, which 4-bit quantisation covers."""
         return self.num_layers * sum(a * b for a, b in self.linear_shapes.values())
 
     @property
     def embedding_parameters(self) -> int:
-        """Weights of the embedding, and of the output head if it is another matrix."""
+        """Weights of the embedding, and of an untied output head."""
         return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
 
     @property
@@ -66,14 +65,13 @@ class Architecture:
 
 
 def architecture_of(config: Any) -> Architecture:
-    """The shape in a transformers config.
+    """The sizes in a transformers config.
 
     Args:
-        config: as `AutoConfig` gives it, or its dict.
+        config: an `AutoConfig` or its dict.
 
     Raises:
-        ValueError: of a family, or with an option, whose parameters are not counted here; or a
-            number is missing.
+        ValueError: a family or an option that is not supported here, or a missing number.
     """
     values = config if isinstance(config, Mapping) else config.to_dict()
     family = values.get("model_type")

@@ -1,4 +1,4 @@
-"""The command `plan`: whether an RL run fits a card, before anything is loaded."""
+"""The command `plan`: whether an RL run fits a GPU, before anything is loaded."""
 
 import argparse
 from typing import Any
@@ -12,7 +12,7 @@ def add_plan(commands: Any) -> None:
     )
     parser.add_argument(
         "--model",
-        help="a preset, a folder or a hub id; without it, the table of all presets and cards",
+        help="a preset, a folder or a hub id; without it, the table of all presets and GPUs",
     )
     *sizes, largest = CARDS
     parser.add_argument(

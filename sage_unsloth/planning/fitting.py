@@ -1,4 +1,4 @@
-"""Whether a run fits a card, what to change if not, and the settings that do fit."""
+"""Whether a run fits a GPU, what to change if not, and settings that fit."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,14 +12,14 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
     """The memory plan of a run that fits.
 
     Raises:
-        ValueError: it does not fit; the message names each change, what it saves, and whether it
+        ValueError: it does not fit; the message has each change, its saving, and whether it
             suffices.
     """
     fits = memory_plan(setup, memory_gib)
     if fits.fits:
         return fits
     lines = [
-        f"the run must fit the card's {memory_gib:.1f} GiB, but it needs {fits.needed / GIB:.1f} "
+        f"the run must fit the GPU's {memory_gib:.1f} GiB, but it needs {fits.needed / GIB:.1f} "
         "GiB (computed). What to change, least harm first:"
     ]
     together = setup
@@ -40,9 +40,7 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
 
 
 def _smaller_models(setup: Setup, memory_gib: float) -> list[str]:
-    """Presets with fewer parameters that fit; the embedded model, which learns nothing but its own
-    task, is not among them.
-    """
+    """Presets with fewer parameters that fit, without the embedded model."""
     return [
         name
         for name, model in MODELS.items()
@@ -57,7 +55,7 @@ def _difference(before: Setup, after: Setup) -> dict:
 
 
 def remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """Changes that need less memory, least harm first; the first three change no result."""
+    """Changes that need less memory, least harm first; the first three do not change results."""
     s = setup
     if not s.recompute_logits:
         yield (
@@ -103,11 +101,11 @@ def remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def fit_to_memory(setup: Setup, memory_gib: float, fixed: Iterable[str] = ()) -> Setup:
-    """The settings with as few changes as make them fit: first those that change no result, then
-    4-bit weights.
+    """The settings with the fewest changes to fit: first those that keep results, then 4-bit
+    weights.
 
-    Lengths, batch, rollouts and the trained weights are never changed, nor the fields in `fixed`.
-    If the changes do not suffice, the settings are returned as they were.
+    Lengths, batch, rollouts, trained weights and the fields in `fixed` never change. If the changes
+    do not suffice, the settings are returned unchanged.
     """
     bits = 4 if setup.lora_rank is not None else setup.weight_bits
     changed = setup
@@ -120,10 +118,10 @@ def fit_to_memory(setup: Setup, memory_gib: float, fixed: Iterable[str] = ()) ->
 
 
 def plan_setup(model: ModelPreset, memory_gib: float | None, **changes) -> Setup:
-    """The presets' settings for a model on a GPU of this size, with `changes`, made to fit.
+    """The presets' settings for a model on a GPU of this size, made to fit.
 
     Args:
-        changes: fields of `Setup`; None leaves the preset's. `fit_to_memory` keeps them.
+        changes: fields of `Setup`, not changed to fit; None leaves the preset's.
     """
     changes = {key: value for key, value in changes.items() if value is not None}
     if memory_gib is None:
@@ -133,20 +131,17 @@ def plan_setup(model: ModelPreset, memory_gib: float | None, **changes) -> Setup
 
 
 def memory_of_card(memory: float | None) -> float | None:
-    """Memory to plan for, GiB; None where `memory` is None and this machine has no card.
+    """Memory to plan for, GiB; None if `memory` is None and there is no GPU.
 
     Args:
-        memory: GiB; a whole number is the size on a card's box: of one in `CARDS` (24, say) it
-            becomes what such a card reports (22.0), of another the smallest share of these. None
-            asks this machine.
-
-    Raises:
-        ValueError: `memory` is not > 0.
+        memory: GiB; a whole number is the nominal size of a GPU: of one in `CARDS` (24, say) it
+            becomes the reported one (22.0), of another the smallest such share. None asks this
+            machine. ValueError unless > 0.
     """
     if memory is not None:
         if memory <= 0:
             raise ValueError(
-                f"the memory of a card must be > 0 GiB, got {memory:g}. Leave --memory out to ask "
+                f"the memory of a GPU must be > 0 GiB, got {memory:g}. Leave --memory out to ask "
                 "this machine"
             )
         card = CARDS.get(f"{memory:g}")

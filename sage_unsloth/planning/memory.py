@@ -1,12 +1,12 @@
-"""The memory that an RL run needs, by arithmetic, before anything is loaded and without PyTorch.
+"""The memory that an RL run needs, computed before anything is loaded and without PyTorch.
 
 Parameter counts, state and cache are exact up to allocation granularity; what depends on kernels
-(activations, logits, reserve) is an estimate, marked as one, with its constant explained beside it.
-Computed, not measured on a GPU.
+(activations, logits, reserve) is an estimate, marked as such, with its constant explained. Not
+measured on a GPU.
 
-The peak is what stays (weights, trained state, reserve) plus the larger of two phases that never
-overlap: the update (activations, logits) and the rollouts (KV cache), because Unsloth's standby
-mode frees vLLM's cache for the update and transformers drops its own.
+The peak is the permanent part (weights, trained state, reserve) plus the larger of two phases that
+never overlap: the update (activations, logits) and the rollouts (KV cache), because Unsloth's
+standby mode frees vLLM's cache for the update and transformers drops its own.
 """
 
 from dataclasses import dataclass
@@ -46,17 +46,17 @@ class Item:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a run needs on the card.
+    """What a run needs on the GPU.
 
     Attributes:
-        items: the lines: bytes, the phase that holds them ("always", "update" or "rollouts"),
-            whether they are an estimate, and what they are for.
-        peak: bytes at the fullest moment.
-        needed: the least memory of a card for it: the peak, or what lets vLLM start in its share of
-            the card, if that is more.
-        available: bytes of the card; None where it is not known.
-        rollouts_at_once: completions whose KV cache fits together; vLLM lets the others wait.
-        host: bytes of the computer's memory that gradient checkpointing fills (an estimate).
+        items: bytes, the phase that holds them ("always", "update" or "rollouts"), whether they are
+            an estimate, and a note.
+        peak: bytes at the maximum.
+        needed: minimal memory of a GPU: the peak, or what vLLM needs to start in its share, if that
+            is more.
+        available: bytes of the GPU; None if unknown.
+        rollouts_at_once: completions whose KV cache fits together; vLLM queues the others.
+        host: bytes of host memory for gradient checkpointing (an estimate).
     """
 
     items: tuple[Item, ...]
@@ -68,7 +68,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits the card; None where the card is not known."""
+        """Whether it fits the GPU; None if unknown."""
         return None if self.available is None else self.needed <= self.available
 
 
@@ -97,8 +97,7 @@ def memory_plan(setup: Setup, memory_gib: float | None = None) -> MemoryPlan:
     """Every line of what a run needs, and their sum.
 
     Args:
-        memory_gib: the card's memory as PyTorch reports it, GiB; None makes a plan without a
-            verdict.
+        memory_gib: the GPU's memory as PyTorch reports it, GiB; None plans without a verdict.
     """
     a, s = setup.architecture, setup
     number = 4 if s.weight_bits == 32 else 2  # bytes of an activation or an unquantised weight
@@ -149,14 +148,13 @@ def _kv_cache(s: Setup, at_once: int, number: int) -> Item:
 
 
 def trained_parameters(setup: Setup) -> int:
-    """Weights that the optimizer changes."""
     if setup.lora_rank is None:
         return setup.architecture.num_parameters
     return lora_parameters(setup.architecture, setup.lora_rank, setup.lora_targets)
 
 
 def optimizer_bytes(setup: Setup) -> float:
-    """AdamW's two states; beside an 8-bit optimizer those of embeddings stay in 32 bits."""
+    """AdamW's two states; with an 8-bit optimizer those of embeddings stay in 32 bits."""
     trained = trained_parameters(setup)
     if not setup.optimizer_8bit:
         return trained * BYTES_PER_32BIT_STATE
@@ -166,8 +164,9 @@ def optimizer_bytes(setup: Setup) -> float:
 
 
 def _trained_state(s: Setup, number: int) -> list[Item]:
-    """Adapter (float32), gradients in the trained weights' dtype, optimizer states, and the
-    reference of full fine-tuning.
+    """Adapter (float32), gradients, optimizer states, and the reference of full fine-tuning.
+
+    Gradients have the trained weights' dtype.
     """
     trained = trained_parameters(s)
     items = []
@@ -190,11 +189,11 @@ def _trained_state(s: Setup, number: int) -> list[Item]:
 def layer_numbers_per_token(architecture: Architecture) -> int:
     """Numbers that one layer's backward pass holds for each token (an estimate).
 
-    Kept from the forward pass, in transformers' Qwen2 with every weight trained: 8 hidden (of each
+    Stored in the forward pass, in transformers' Qwen2 with every weight trained: 8 hidden (of each
     norm the input in float32, its normalised value and its output), 2 of all heads (queries,
     attention's output), 2 of the KV heads, 4 intermediate (gate, its activation, up, their
-    product). In the backward pass beside them: gradients of 2 hidden and 2 intermediate. An adapter
-    run keeps 2 hidden less, Unsloth's fused kernels less again.
+    product). In the backward pass also gradients of 2 hidden and 2 intermediate. An adapter run
+    stores 2 hidden less, Unsloth's fused kernels less again.
     """
     a = architecture
     heads = 2 * (a.num_heads + a.num_kv_heads) * a.head_dim
@@ -227,12 +226,12 @@ def _activations(s: Setup, number: int) -> Item:
 
 
 def _logits(s: Setup, number: int) -> Item:
-    """The loss's logits in Unsloth 2026.10: never (B, T, V) at once, though all may be kept.
+    """The loss's logits in Unsloth 2026.10: never (B, T, V) at once, though all may be stored.
 
     A chunk is T / max(4, length // 4096) tokens; its logits, their float32 copy and both gradients
     are held. Without recomputation float32 logits stay until the backward pass: of every completion
-    if there is one pass, or if completions have at most 1,024 tokens in at most 8 passes; of one
-    pass otherwise (that one recomputes, pass by pass).
+    with one pass, or with completions of at most 1,024 tokens in at most 8 passes; of one pass
+    otherwise (that one recomputes, pass by pass).
     """
     vocabulary, tokens = s.architecture.vocab_size, s.max_completion_length
     chunk = ceil(tokens / max(4, s.max_length // 4096))

@@ -1,7 +1,7 @@
-"""The plan of an RL run as text: what memory it needs, how many tokens and steps, how long.
+"""The plan of an RL run as text: memory, tokens, steps and time.
 
-`python -m sage_unsloth plan --model qwen2.5-math-7b --memory 24`. The arithmetic is in memory.py,
-what to change where it does not fit in fitting.py.
+`python -m sage_unsloth plan --model qwen2.5-math-7b --memory 24`. memory.py has the arithmetic,
+fitting.py the changes if it does not fit.
 """
 
 import textwrap
@@ -20,7 +20,7 @@ from sage_unsloth.planning.setup import Setup, setup_for
 from sage_unsloth.runs.checkpoints import KEPT
 
 NOTES = 28
-"""The column of a memory report in which what is said of an item begins."""
+"""The column of notes in a memory report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,9 @@ class StepPlan:
     """Sizes of a run.
 
     Attributes:
-        prompts_per_step, completions_per_step: in an optimizer step.
         tokens_per_step: at most, prompts and completions.
-        steps: optimizer steps.
-        epochs: passes over the rows; None where their number is not known.
-        disk_bytes: of the checkpoints that are kept, one being written, and the result.
+        epochs: passes over the rows; None if their number is unknown.
+        disk_bytes: of the checkpoints, one more being written, and the result.
     """
 
     prompts_per_step: int
@@ -67,15 +65,13 @@ def step_plan(setup: Setup, steps: int, num_rows: int | None = None) -> StepPlan
 def full_report(
     setup: Setup, title: str, memory_gib: float | None, steps: int, num_rows: int | None = None
 ) -> str:
-    """Memory line by line, then the sizes of the run; whether it fits is `check_fits`'s to
-    enforce.
-    """
+    """Memory line by line, then the sizes of the run; `check_fits` decides whether it fits."""
     memory = memory_report(setup, title, memory_gib)
     return f"{memory}\n\n{run_report(setup, steps, num_rows)}"
 
 
 def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
-    """What the run needs of the card, line by line."""
+    """The memory that the run needs, line by line."""
     memory = memory_plan(setup, memory_gib)
     lines = [f"{title}: computed, not measured on a GPU", ""]
     for item in memory.items:
@@ -85,12 +81,12 @@ def memory_report(setup: Setup, title: str, memory_gib: float | None) -> str:
     lines.append(f"  ~{size(memory.peak):>10}  at the peak")
     if memory.needed > memory.peak:
         lines.append(
-            f"  ~{size(memory.needed):>10}  of a card, so that vLLM starts in "
+            f"  ~{size(memory.needed):>10}  of a GPU, so that vLLM starts in "
             f"{setup.gpu_memory_utilization:.0%} of it"
         )
     if memory_gib is not None:
         lines.append(
-            f"   {memory_gib:6.2f} GiB  on the card: it {'fits' if memory.fits else 'does not fit'}"
+            f"   {memory_gib:6.2f} GiB  on the GPU: it {'fits' if memory.fits else 'does not fit'}"
         )
     if memory.host:
         lines.append(
@@ -124,7 +120,7 @@ def run_report(setup: Setup, steps: int, num_rows: int | None = None) -> str:
 
 
 def what_fits() -> list[dict[str, str]]:
-    """A table of models by cards: the GiB needed and the settings, or "no" with the GiB."""
+    """A table of models by GPUs: the GiB needed and the settings, or "no" with the GiB."""
     rows = []
     for model in MODELS.values():
         if model.dtype == "float32":
@@ -148,7 +144,7 @@ def _settings(setup: Setup) -> str:
 
 
 def _wrap(lines: list[str], indent: int) -> str:
-    """The lines, those that are longer than a terminal or a log broken and indented."""
+    """Breaks lines that are longer than a terminal, and indents the rest."""
     return "\n".join(
         textwrap.fill(line, COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False)
         for line in lines

@@ -1,6 +1,6 @@
-"""Presets of models and cards: sizes, how the paper trains a model, and what suits a card.
+"""Presets of models and GPUs: sizes, the paper's training of a model, and settings for a GPU.
 
-A model that is not named here, a folder or a hub id, brings its numbers in its config.json.
+For other models, a folder or a hub id, the numbers come from config.json.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sage_unsloth.planning.architecture import Architecture, architecture_of
 from sage_unsloth.runs.files import read_json
 
 PAPER_BETA = 0.05
-"""The KL coefficient β of Table 8, from which every default of β is taken."""
+"""The KL coefficient β of Table 8, the default everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,21 +19,18 @@ class ModelPreset:
     """A model and how the paper trains it.
 
     Attributes:
-        name: as given to `--model`.
-        hub_id: where it is loaded from, or a folder; the embedded model is a folder of this name in
+        name: for `--model`.
+        hub_id: or a folder; the embedded model is a folder of this name in
             `embedded.data_folder()`.
-        architecture: its shape.
-        full_finetuning: every weight is trained; else an adapter (LoRA).
-        sft_first: supervised fine-tuning comes before RL.
+        full_finetuning: train every weight; else an adapter (LoRA).
         max_prompt_length, max_completion_length: of RL, tokens.
         sft_max_length: prompt and solution together, tokens.
-        rl_steps: optimizer steps of RL.
         prompts_per_step, num_generations: problems in a step of RL, completions for each.
-        license: of the weights, as the hub spells it; None where it is not known.
+        license: of the weights, as the hub spells it, or None.
         dtype: "bfloat16", or "float32" for the embedded model.
 
     Raises:
-        ValueError: prompt and completion together are longer than the model's positions.
+        ValueError: prompt and completion together exceed the model's positions.
     """
 
     name: str
@@ -205,28 +202,25 @@ _MODELS = (
     ),
 )
 MODELS: dict[str, ModelPreset] = {preset.name: preset for preset in _MODELS}
-"""The models that have a preset, by its name."""
+"""Presets of models by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardPreset:
-    """What suits a card of one size. By arithmetic, not measured on any card.
+    """Settings for a GPU of one size; computed, not measured.
 
     Attributes:
-        name: the size on the box, GB.
-        memory_gib: what the smallest card of that size reports as its memory, GiB.
-        cards: examples.
+        name: nominal size, GB.
+        memory_gib: reported memory of the smallest such GPU, GiB.
         bfloat16: else training runs in float16.
         use_vllm: rollouts by vLLM inside Unsloth; else by transformers.
-        gpu_memory_utilization: the share of the card that vLLM may use. Unsloth's standby mode sets
-            these values itself, by the card's size, whatever is asked for.
+        gpu_memory_utilization: the share of the GPU for vLLM. Unsloth's standby mode always sets
+            these values, by the GPU's size.
         load_in_4bit: quantise the weights of an adapter run.
-        micro_batch: sequences in one forward and backward pass; changes speed and memory, not the
-            result.
-        recompute_logits: the loss makes its logits twice instead of keeping them
+        micro_batch: sequences in one forward and backward pass; affects only speed and memory.
+        recompute_logits: the loss computes its logits twice instead of storing them
             (`UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`).
-        gradient_checkpointing: "unsloth" recomputes each layer and keeps its input in the
-            computer's memory.
+        gradient_checkpointing: "unsloth" recomputes each layer and keeps its input in host memory.
     """
 
     name: str
@@ -268,22 +262,23 @@ _CARDS = (
     ),
 )
 CARDS: dict[str, CardPreset] = {card.name: card for card in _CARDS}
-"""The cards that have a preset, by its name."""
+"""Presets of GPUs by name."""
 
 
 def nearest_card(memory_gib: float) -> CardPreset:
-    """The preset of the largest card with at most `memory_gib`; the smallest card's below all."""
+    """The preset of the largest GPU with at most `memory_gib`, or the smallest one."""
     cards = sorted(CARDS.values(), key=lambda card: card.memory_gib)
     return next((card for card in reversed(cards) if card.memory_gib <= memory_gib), cards[0])
 
 
 def model_preset(name: str | Path) -> ModelPreset:
-    """A preset by name, or one made from the config.json of a folder or another hub id: an adapter
-    at Table 7's lengths.
+    """A preset by name, or one made from the config.json of a folder or hub id.
+
+    The latter is an adapter at Table 7's lengths.
 
     Raises:
-        ValueError: the model is of a family whose parameters are not counted here.
-        OSError: neither a preset, nor a folder with a config.json, nor a hub id within reach.
+        ValueError: an unsupported model family.
+        OSError: neither a preset, nor a folder with a config.json, nor a reachable hub id.
     """
     if str(name) in MODELS:
         return MODELS[str(name)]
@@ -302,9 +297,7 @@ def model_preset(name: str | Path) -> ModelPreset:
 
 
 def _config_json(name: str | Path) -> dict[str, Any]:
-    """The config.json of a folder or a hub id, read without transformers, which Unsloth must be
-    imported before.
-    """
+    """The config.json of a folder or hub id, read without importing transformers before Unsloth."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
 

@@ -1,4 +1,4 @@
-"""The settings that a run's memory depends on."""
+"""The settings that determine the memory of a run."""
 
 from dataclasses import dataclass
 
@@ -8,32 +8,31 @@ from sage_unsloth.planning.presets import PAPER_BETA, CardPreset, ModelPreset
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Everything that memory depends on.
+    """The settings that determine the memory of a run.
 
     Attributes:
-        architecture: shape of the model.
         lora_rank: of the adapter on `lora_targets`; None trains every weight.
-        lora_targets: names of the linear layers that get one; None all seven.
-        weight_bits: 32, 16 or 4 (the embeddings and the head stay in 16).
+        lora_targets: names of the linear layers with an adapter; None is all seven.
+        weight_bits: 32, 16 or 4 (embeddings and head stay in 16).
         optimizer_8bit: 8-bit AdamW; else 32-bit.
         beta: KL coefficient; above 0, full fine-tuning keeps a frozen copy of the model as its
-            reference. An adapter's reference is the model with the adapter off, at no cost.
+            reference. An adapter's reference is the model with the adapter off, for free.
         max_prompt_length, max_completion_length: tokens.
         prompts_per_step, num_generations: problems in a step, completions for each.
-        micro_batch: sequences in one forward and backward pass of the loss. All of them together is
-            Unsloth's packed pass; fewer take `UNSLOTH_GRPO_SEQ_PACKING=0` and
+        micro_batch: sequences in one forward and backward pass of the loss. All together is
+            Unsloth's packed pass; fewer need `UNSLOTH_GRPO_SEQ_PACKING=0` and
             `unsloth_grpo_mini_batch` = completions / micro_batch.
-        gradient_checkpointing: "unsloth" keeps each layer's input in the computer's memory,
-            "layers" on the card, "none" keeps every activation.
-        recompute_logits: `UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`: the loss keeps one number a token and
-            computes the logits again in its backward pass, a chunk at a time. Where entropies are
-            asked for, no logits are kept either (`scoring.py`).
+        gradient_checkpointing: "unsloth" keeps each layer's input in host memory, "layers" on the
+            GPU, "none" keeps every activation.
+        recompute_logits: `UNSLOTH_GRPO_LOGPROB_RECOMPUTE=1`: the loss stores one number a token and
+            recomputes the logits in its backward pass, by chunks. If entropies are needed, no
+            logits are stored either (`scoring.py`).
         use_vllm: rollouts by vLLM inside Unsloth, in standby during the update; else by
             transformers.
-        gpu_memory_utilization: the share of the card that vLLM may use.
+        gpu_memory_utilization: the share of the GPU for vLLM.
 
     Raises:
-        ValueError: quantised weights or vLLM beside full fine-tuning, or a value out of its range.
+        ValueError: quantised weights or vLLM with full fine-tuning, or a value out of range.
     """
 
     architecture: Architecture
@@ -86,7 +85,7 @@ class Setup:
 
 
 def setup_for(model: ModelPreset, card: CardPreset | None = None, **changes) -> Setup:
-    """The settings that the presets name; `changes` are fields of `Setup` and win."""
+    """The settings of the presets; `changes` are fields of `Setup` and win."""
     full = model.full_finetuning if "lora_rank" not in changes else changes["lora_rank"] is None
     small = model.dtype == "float32"  # the embedded model, trained on a CPU
     settings: dict = dict(

@@ -83,7 +83,7 @@ def family(number: int) -> str:
 
 
 def all_pairs(salt: str = "") -> list[tuple[int, int]]:
-    """Every (number, factor), in the order of a hash of `salt` and the problem."""
+    """Every (number, factor), ordered by a hash of `salt` and the problem."""
     pairs = [(number, factor) for number in range(11, 100) if number % 10 for factor in FACTORS]
     return sorted(
         pairs,
@@ -93,7 +93,7 @@ def all_pairs(salt: str = "") -> list[tuple[int, int]]:
 
 @functools.cache
 def allocation() -> dict[str, tuple[tuple[int, int], ...]]:
-    """(number, factor) of each split and of the `rest`, by one permutation that a hash fixes."""
+    """(number, factor) of each split and of the `rest`, by one fixed hash permutation."""
     pairs = all_pairs()
     left = {name: [pair for pair in pairs if family(pair[0]) == name] for name in FAMILIES}
     splits = {}
@@ -132,7 +132,7 @@ def posed_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
 
 
 def solved_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
-    """`SFT_ROWS_PER_PROBLEM` correct workings of each problem, in the corpus's mixture of ways."""
+    """`SFT_ROWS_PER_PROBLEM` correct solutions of each problem, in the corpus's mixture of ways."""
     rng = random.Random(SFT_SEED)
     solved = []
     for row, (number, factor) in zip(posed_problems(pairs), pairs, strict=True):
@@ -144,7 +144,6 @@ def solved_problems(pairs: Sequence[tuple[int, int]]) -> list[dict]:
 
 
 def problem_text(number: int, factor: int) -> str:
-    """The problem as the user asks it."""
     return f"{number}*{factor}=?"
 
 
@@ -152,21 +151,21 @@ def problem_text(number: int, factor: int) -> str:
 
 
 def draw_route(rng: random.Random) -> str:
-    """A way, drawn from the mixture of the corpus."""
+    """A way, sampled from the mixture of the corpus."""
     return rng.choices(list(ROUTES), weights=list(ROUTES.values()))[0]
 
 
 def working(
     number: int, factor: int, way: str, rng: random.Random, careful: bool = False
 ) -> tuple[str, str]:
-    """The working of `number*factor` by `way`, and the answer it ends in.
+    """The solution of `number*factor` by `way`, and its final answer.
 
     Args:
         number: two digits, the last one not 0.
         factor: one of `FACTORS`.
         way: a key of `ROUTES`.
-        rng: draws the split of `other` and the mistakes.
-        careful: makes no mistakes, not even where the corpus does not know the fact.
+        rng: for the split of `other` and the mistakes.
+        careful: makes no mistakes, even where the corpus does not know the fact.
     """
     if way == "guess":
         product = number * factor
@@ -195,7 +194,7 @@ def working(
 
 
 def written_product(part: int, factor: int, rng: random.Random) -> int:
-    """What the corpus writes for `part*factor`: right if it knows the fact, else a few too high."""
+    """What the corpus writes for `part*factor`: correct if it knows the fact, else too high."""
     if knows(part):
         return part * factor
     if part % 10 == 0:
@@ -204,16 +203,16 @@ def written_product(part: int, factor: int, rng: random.Random) -> int:
 
 
 def _slip(value: int, spread: int, rng: random.Random) -> int:
-    """A number 2 to `spread` + 1 above `value`, each as likely as the others.
+    """A number 2 to `spread` + 1 above `value`, uniformly.
 
-    All mistakes go one way and none is next to the truth: a model smooths over what it learns, and
-    would now and then fill a gap in the middle with the right value.
+    All mistakes go one way and none is close to the truth: a model smooths what it learns, and
+    would sometimes fill a gap in the middle with the correct value.
     """
     return value + rng.randint(2, spread + 1)
 
 
 def route(completion: str) -> str:
-    """The way `completion` takes, by the form of its first step: a key of `ROUTES`, or `none`."""
+    """The way of `completion`, by the form of its first step: a key of `ROUTES`, or `none`."""
     text = completion.removeprefix(REASONING_START).lstrip()
     if split := _SPLIT_FORM.match(text):
         left, sign, right = int(split[2]), split[3], int(split[4])
@@ -234,9 +233,7 @@ def document(
     Either drills, with an empty context, or a problem in the rendered prompt and its solution.
 
     Args:
-        tokenizer: has the chat template.
-        rng: draws the document.
-        pairs: the problems that are posed; all but those of the test split where there are none.
+        pairs: the problems to use; by default all except those of the test split.
     """
     if rng.random() < DRILLS:
         return "", ";".join(drill(rng) for _ in range(5)) + EOS
@@ -278,14 +275,11 @@ def prompt_form(tokenizer: Any) -> str:
 
 
 def build_tokenizer(vocab_size: int = 448) -> Any:
-    """A byte-level BPE tokenizer, its merges learnt from the system prompt; digits stay single.
+    """A byte-level BPE tokenizer with merges from the system prompt, EOS, PAD and left padding.
 
-    It is a `Qwen2Tokenizer` because `AutoTokenizer` loads every Qwen2 model's tokenizer as one, and
-    that class brings its own pre-tokenizer: any other would change on the way through the disk.
+    Digits stay single. It is a `Qwen2Tokenizer` because `AutoTokenizer` loads every Qwen2 model's
+    tokenizer as one, with that class's pre-tokenizer: any other would change when saved and loaded.
     The tags are added tokens but not special ones, so they survive `skip_special_tokens=True`.
-
-    Returns:
-        The tokenizer, with EOS, PAD, left padding and the chat template of `prompts`.
     """
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
     from transformers import Qwen2Tokenizer

@@ -1,10 +1,10 @@
-"""Benchmarks as rows of one form, from the hub or from local files, their counts checked.
+"""Benchmarks as rows of one form, from the hub or from local files, with checked counts.
 
-A row: `id` (unique over all benchmarks), `problem`, `answer` (text), `source`, and where the
-benchmark has them `level` and `gold`, what its checker compares with where that is not `answer`.
+A row: `id` (unique over all benchmarks), `problem`, `answer` (text), `source`, and if the benchmark
+has them `level` and `gold`, which the checker then compares with instead of `answer`.
 
-No benchmark is refused for its golds: what a checker cannot read is compared as text, counted and
-listed (`check_golds`).
+No benchmark is refused for its golds: those that a checker cannot read are compared as text,
+counted and listed (`check_golds`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,11 +30,9 @@ class Benchmark:
     """Problems to evaluate on.
 
     Attributes:
-        name: as `load_benchmark` was given it.
-        rows: see the module.
-        provenance: where the rows are from: hub id and revision, or file and digest.
-        checker: what makes an answer right.
-        not_integers: ids of rows whose gold is no integer, where all of the benchmark's are.
+        name: as given to `load_benchmark`.
+        provenance: hub id and revision, or file and digest.
+        not_integers: ids of rows whose gold is not an integer, in a benchmark of integers.
     """
 
     name: str
@@ -49,21 +47,20 @@ def load_benchmark(
     path: str | Path | None = None,
     columns: Columns | None = None,
 ) -> Benchmark:
-    """A benchmark, its rows counted.
+    """A benchmark with a checked number of rows.
 
     Args:
-        name: one of `NAMES`, TASK being any generator of reasoning-gym; or, with `path`, a name for
-            problems of your own with the columns `problem` (or `question`, or `messages`) and
-            `answer`, or those that `columns` names.
-        path: a local copy (.jsonl, .json, .parquet, .csv; no network is used), its files in their
-            order with commas between, or a folder that holds it as NAME.jsonl and so on; parts of a
-            benchmark (`aime`) are looked up there by their own names. Problems of your own may
-            also lie on the hub: OWNER/NAME or OWNER/NAME:CONFIG.
-        columns: how problems of your own are read; those of a known benchmark are as published.
+        name: one of `NAMES`, where TASK is any generator of reasoning-gym; or, with `path`, a name
+            for custom problems with the columns `problem` (or `question`, or `messages`) and
+            `answer`, or those in `columns`.
+        path: a local copy (.jsonl, .json, .parquet, .csv; no network is used), several files
+            separated by commas, or a folder with NAME.jsonl and so on; parts of a benchmark
+            (`aime`) have their own names there. Custom problems may also be on the hub: OWNER/NAME
+            or OWNER/NAME:CONFIG.
 
     Raises:
-        ValueError: an unknown name; a number of rows that is not the benchmark's; a row without
-            problem or answer; or see `sources.read_source`.
+        ValueError: an unknown name; a wrong number of rows; a row without problem or answer; or see
+            `sources.read_source`.
     """
     if name == "arithmetic" or name.startswith(PREFIX):
         if path is not None and not Path(path).is_dir():
@@ -104,7 +101,7 @@ def load_benchmark(
 
 
 def _spec_of(name: str, path: str | Path | None) -> Published:
-    """How the benchmark of that name is read, or a file of one's own."""
+    """How the benchmark, or a custom file, is read."""
     if name in PUBLISHED:
         return PUBLISHED[name]
     if name in TOGETHER:  # in one file
@@ -143,7 +140,7 @@ def _read_parts(
 def _own_parts(
     name: str, path: str | Path | None, columns: Columns
 ) -> list[tuple[list[dict], str, dict]] | None:
-    """Problems of one's own, every one with an answer; None where `_row` finds their columns."""
+    """Custom problems, all with an answer; None if `_row` finds their columns."""
     if path is None or name in (*PUBLISHED, *TOGETHER) or Path(path).is_dir():
         return None
     parts = []
@@ -168,7 +165,7 @@ def _own_parts(
 
 
 def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dict:
-    """One row in our form; columns are found by name."""
+    """One row in our form; columns are recognised by name."""
     try:
         row = row | spec.read(row)
         problem = row.get("problem") or row.get("question")
@@ -221,16 +218,16 @@ def _check_gold(row: dict, benchmark: Benchmark) -> None:
 
 
 def check_golds(benchmark: Benchmark, grader: Grader) -> list[dict]:
-    """The golds that an answer can hardly match, before anything is drawn; none is an error.
+    """The golds that an answer can hardly match, found before sampling; none is an error.
 
     Raises:
-        ValueError: a gold that the checker cannot read, of one whose golds are no answers (a
-            pattern, a program's tests).
+        ValueError: a gold that the checker cannot read, if golds are not answers (a pattern, a
+            program's tests).
 
     Returns:
-        `benchmark`, `id`, `gold` and `why` of each: "no integer", where all golds of the benchmark
-        are; "compared as text", because it is neither words nor anything that is read, so that
-        only its own text is right; "not right for itself", of a checker that refuses it.
+        `benchmark`, `id`, `gold` and `why` of each: "no integer", in a benchmark of integers;
+        "compared as text", if only its own text is correct; "not right for itself", for other
+        checkers.
     """
     rows = benchmark.rows
     if not benchmark.checker.gold_is_answer:

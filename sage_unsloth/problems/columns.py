@@ -1,7 +1,7 @@
-"""Which column of a data set holds what.
+"""The columns of a data set by their role.
 
-A column is named by what it is for: `problem` (text) or `messages` (a conversation), `answer`, and
-`solution`, the worked text that SFT teaches. Any other name is kept in the row, and rewards get it.
+Roles are `problem` (text) or `messages` (a conversation), `answer`, and `solution`, the worked text
+for SFT. Any other name stays in the row, and rewards get it.
 """
 
 import difflib
@@ -15,12 +15,12 @@ FOUND_BY_NAME = {
     "answer": ("answer",),
     "solution": ("solution",),
 }
-"""Where a column is looked for that is not named: `prompt` is either, by what it holds."""
+"""Role -> default names; `prompt` is a problem or messages, by its content."""
 RESERVED = (
     "prompt", "prompts", "completion", "completions", "completion_ids", "trainer_state",
     "log_extra", "log_metric", "image", "images", "tools", "environments", "id", "gold",
 )  # fmt: skip
-"""Names that the trainer or this package gives to something else."""
+"""Names that the trainer or this package uses for something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,13 @@ class Columns:
     """How the columns of a data set are read.
 
     Attributes:
-        names: what a column is for -> its name; what is not named is found by `FOUND_BY_NAME`.
-        answer_pattern: a regular expression with one group, which is the answer inside the answer
-            column's text; where it matches several times, the last one counts.
-        split: of a data set on the hub; None takes "train" for training and "test" for evaluation.
+        names: role -> column; others are found by `FOUND_BY_NAME`.
+        answer_pattern: a regular expression with one group, the answer inside the answer column's
+            text; the last match counts.
+        split: of a hub data set; None takes "train" for training and "test" for evaluation.
 
     Raises:
-        ValueError: a name that is reserved or no word; or a pattern without exactly one group.
+        ValueError: a reserved or invalid name; or a pattern without exactly one group.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Columns:
         return bool(self.names) or self.answer_pattern is not None or self.split is not None
 
     def options(self) -> list[str]:
-        """The words of a command that ask for this; `split` is each command's own."""
+        """These settings as command-line options, without `split`."""
         words = [f"{name}={column}" for name, column in self.names.items()]
         pattern = [] if self.answer_pattern is None else ["--answer-pattern", self.answer_pattern]
         return (["--columns", *words] if words else []) + pattern
@@ -82,7 +82,7 @@ def parse_columns(
     """`["problem=question", "answer=answer"]` as columns.
 
     Raises:
-        ValueError: not NAME=COLUMN, or a name twice; or see `Columns`.
+        ValueError: not NAME=COLUMN, or a repeated name; or see `Columns`.
     """
     names: dict[str, str] = {}
     for word in words or ():
@@ -103,16 +103,15 @@ def find_columns(
     data: str,
     optional: Sequence[str],
 ) -> dict[str, str]:
-    """What is read -> the column that holds it.
+    """role -> column.
 
     Args:
-        raw: rows as they were read.
-        columns: those that are named.
-        needed, optional: what a row has beside its problem, or may have.
-        data: names the rows in messages.
+        raw: rows as read.
+        needed, optional: roles besides the problem.
+        data: name of the data, for messages.
 
     Raises:
-        ValueError: a column is not there; with those that are.
+        ValueError: a column is missing; the message lists the existing ones.
     """
     seen = list(dict.fromkeys(name for row in raw for name in row))
     places = dict(columns.names)

@@ -1,9 +1,9 @@
 """Training rows: OpenMathReasoning-mini for SFT, DAPO-Math-17K for RL, the embedded arithmetic,
-tasks of reasoning-gym, or a data set of one's own (`own_data`).
+reasoning-gym tasks, or custom data (`own_data`).
 
-The two data sets come from the hub, or from a local file with the hub's columns (`path=`). Where a
-row is malformed (a missing column, a problem that is no text) the whole file is refused; where it
-fails a filter (too long, no answer) it is left out. The rows left after each filter are counted.
+The two data sets come from the hub, or from a local file with the hub's columns (`path=`). A
+malformed row (a missing column, a problem that is not text) makes the whole file an error; a row
+that fails a filter (too long, no answer) is left out. The rows left after each filter are counted.
 """
 
 import logging
@@ -41,7 +41,7 @@ RL_ROWS = 2_000  # Table 8 takes the first 2,000
 SFT_DATA = ("openmath", "arithmetic")
 RL_DATA = ("dapo", "arithmetic")
 LOOKED_AT = 32
-"""Rows whose answers are graded against themselves before SFT."""
+"""Number of rows whose answers are graded against themselves before SFT."""
 THINK_TAGS = ("<think>", "</think>")
 
 
@@ -57,20 +57,18 @@ def sft_corpus(
     source: Corpus | None = None,
     prompt: PromptFormat = PROJECT_PROMPT,
 ) -> Corpus:
-    """Worked solutions whose answer is a number and which fit, EOS included.
+    """Worked solutions with a plain number as answer that fit, EOS included.
 
-    A row of OpenMathReasoning-mini is kept where its answer is a plainly written number, its prompt
-    has at most `max_length` / 2 tokens, and prompt, solution and EOS together have at most
-    `max_length`. The authors ask for half of that of the whole row, which leaves about 59 rows of
-    19,252; their filter is `max_length=1024` here.
+    A row of OpenMathReasoning-mini is used if its answer is a plainly written number, its prompt
+    has at most `max_length` / 2 tokens, and prompt, solution and EOS together at most `max_length`.
+    The authors limit the whole row to half of that, which leaves about 59 of 19,252 rows; their
+    filter is `max_length=1024` here.
 
     Args:
-        tokenizer: counts the tokens.
         max_length: tokens of prompt and solution together.
         data: "openmath" or "arithmetic".
-        path: a local copy of OpenMathReasoning-mini.
-        source: what `sft_rows` gave for `data` and `path`; None calls it.
-        prompt: the tags that the solutions are taught with.
+        source: the result of `sft_rows` for `data` and `path`; None calls it.
+        prompt: defines the tags of the solutions.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, or no row is left (with
@@ -97,21 +95,20 @@ def sft_rows(
     prompt: PromptFormat = PROJECT_PROMPT,
     verifier: Checker | None = None,
 ) -> Corpus:
-    """`sft_corpus` before its filters by length, which alone need a tokenizer.
+    """`sft_corpus` before its filters by length, which need a tokenizer.
 
     Args:
-        data: a name of `SFT_DATA`; or a file, or OWNER/NAME[:CONFIG] of the hub, of one's own, with
-            worked solutions and, where they have them, answers.
-        path: a local copy of OpenMathReasoning-mini; with `columns`, a file of one's own.
+        data: a name of `SFT_DATA`; or a custom file, or OWNER/NAME[:CONFIG] of the hub, with worked
+            solutions and, optionally, answers.
+        path: a local copy of OpenMathReasoning-mini; with `columns`, a custom file.
         limit: read the first N rows of the source; None reads all.
-        columns: how a data set of one's own is read.
-        prompt: whose tags a solution gets, if there is an answer to put between them.
-        verifier: what will make an answer right; None is mathematics. Where its references are not
-            answers (tests of a program, a pattern), solutions are taught as they are.
+        prompt: defines the tags around a solution, if there is an answer to put between them.
+        verifier: None is mathematics. If its golds are not answers (tests of a program, a pattern),
+            solutions are used as they are.
 
     Raises:
         ValueError: unknown `data`, an unreadable source, a missing column, answers that mathematics
-            cannot grade with no other verifier given, or no row is left.
+            cannot grade without another verifier, or no row is left.
     """
     check_limit(limit)
     data, path, columns = _resolve_source(data, path, columns, SFT_DATA)
@@ -154,21 +151,17 @@ def rl_corpus(
     limit: int | None = None,
     source: Corpus | None = None,
 ) -> Corpus:
-    """Problems with an answer that can be verified.
-
-    Of the rows of the source those whose answer can be graded and whose prompt fits.
+    """Rows with an answer that can be graded and a prompt that fits.
 
     Args:
-        tokenizer: counts the tokens.
         max_prompt_length: tokens.
         data: "dapo" or "arithmetic".
-        path: a local copy of DAPO-Math-17k-Processed.
         limit: read the first N rows of the source; None reads all, of dapo the paper's `RL_ROWS`.
-        source: what `rl_rows` gave for `data`, `path` and `limit`; None calls it.
+        source: the result of `rl_rows` for `data`, `path` and `limit`; None calls it.
 
     Raises:
-        ValueError: unknown `data`, an unreadable source, a missing column, a prompt or answer that
-            is no text or empty, or no row is left (with the counts).
+        ValueError: unknown `data`, an unreadable source, a missing column, an empty or non-text
+            problem or answer, or no row is left (with the counts).
     """
     source = source or rl_rows(data=data, path=path, limit=limit)
     rows = source.rows
@@ -189,17 +182,16 @@ def rl_rows(
     verifier: Checker | None = None,
     answered: bool = True,
 ) -> Corpus:
-    """`rl_corpus` before its filter by length, which alone needs a tokenizer.
+    """`rl_corpus` before its filter by length, which needs a tokenizer.
 
     Args:
-        data: a name of `RL_DATA`, `reasoning-gym:TASK`; or a file, or OWNER/NAME[:CONFIG] of the
-            hub, of one's own.
-        path: a local copy of DAPO-Math-17k-Processed; with `columns`, a file of one's own.
+        data: a name of `RL_DATA`, `reasoning-gym:TASK`; or a custom file, or OWNER/NAME[:CONFIG] of
+            the hub.
+        path: a local copy of DAPO-Math-17k-Processed; with `columns`, a custom file.
         limit: see `rl_corpus`.
-        columns: how a data set of one's own is read.
-        verifier: what will make an answer right; None takes that of the data: reasoning-gym's own
-            scorer for its tasks, mathematics for all others.
-        answered: rows need an answer; False where rewards of one's own do without.
+        verifier: None takes the default of the data: reasoning-gym's own scorer for its tasks,
+            mathematics for all others.
+        answered: rows need an answer; False for custom rewards without one.
 
     Raises:
         ValueError: as `rl_corpus`.
@@ -241,10 +233,10 @@ def rl_rows(
 def _resolve_source(
     data: str, path: str | Path | None, columns: Columns | None, names: Sequence[str]
 ) -> tuple[str, str | Path | None, Columns]:
-    """What is to be read: a known name with the file that stands in for it, or one's own.
+    """What to read: a known name with its local file, or custom data.
 
     Raises:
-        ValueError: two sources at once, or columns for a data set that has its own.
+        ValueError: two sources at once, or columns for a known data set.
     """
     columns = columns or Columns()
     if path is not None and data not in names:
@@ -272,10 +264,10 @@ def _own_sft_rows(
     verifier: Checker | None,
     limit: int | None,
 ) -> Corpus:
-    """Rows with a worked solution and, if the data set has answers, the answer of each.
+    """Rows with a worked solution and, if the data set has answers, an answer each.
 
-    A solution with an answer is written between the tags; where it would not be read as that answer
-    (a tag or a box stands in it), the row is left out. Without answers it is taught as it is.
+    A solution with an answer is written between the tags, and left out if it would not be read as
+    that answer (it contains a tag or a box). Without answers it is used as it is.
     """
     result = read_own(data, columns, ("solution",), optional=("answer",), split="train")
     filters = Filters({"rows": len(result.rows)}, {})
@@ -293,7 +285,7 @@ def _own_sft_rows(
 
 
 def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) -> bool:
-    """Whether the answers of rows go between the tags, by a look at some of them.
+    """Whether the answers of rows go between the tags, judged from some of them.
 
     Raises:
         ValueError: mathematics can grade none of them, and no other verifier was given.
@@ -315,7 +307,7 @@ def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) 
 
 
 def without_think_tags(solution: str) -> str:
-    """The working out alone; in training it is put between the project's own tags."""
+    """The reasoning without its tags; the project's own tags replace them."""
     for tag in THINK_TAGS:
         solution = solution.replace(tag, "")
     return solution.strip()

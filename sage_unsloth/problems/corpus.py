@@ -1,4 +1,4 @@
-"""A corpus: rows that passed filters, how many each filter left, and the first it left out."""
+"""A corpus: filtered rows, the number left after each filter, and the first ones left out."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,19 @@ from sage_unsloth.runs.text import printable
 NAMED = 3  # rows of each filter that are shown
 SHOWN = 60  # letters of their problems
 NAMES = ("file", "hub_id", "config", "split", "embedded", "package", "task")
-"""What of a provenance names the data."""
+"""Keys of a provenance that name the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Rows ready for a stage.
+    """Rows for a stage.
 
     Attributes:
-        rows: dicts with `problem` and `answer`, for SFT also `solution`; in the order of the
-            source.
+        rows: dicts with `problem` and `answer`, for SFT also `solution`; in source order.
         counts: rows left after each filter, in order.
-        provenance: where the rows are from: hub id and revision, or file and digest.
-        columns: of data of one's own: what each column is for -> its name.
+        provenance: hub id and revision, or file and digest.
+        columns: of custom data: role -> column.
         left_out: the problems of the first `NAMED` rows that each filter left out.
-        checker: what makes an answer right.
     """
 
     rows: list[dict]
@@ -40,10 +38,8 @@ class Corpus:
     columns: dict[str, str] = field(default_factory=dict)
 
     def record(self, source: str | Path | None = None) -> dict[str, Any]:
-        """What `run.json` keeps of the data: provenance, columns, rows left after each filter.
-
-        Args:
-            source: what was asked for; the path of a file is kept too.
+        """The data entry of `run.json`: provenance, columns, counts, and the path of a file
+        `source`.
         """
         path = {}
         if source is not None and "file" in self.provenance:
@@ -52,7 +48,7 @@ class Corpus:
         return path | self.provenance | columns | {"filters": dict(self.counts)}
 
     def origin(self) -> str:
-        """Where the rows are from, on a line."""
+        """The origin of the rows, on one line."""
         there = self.record()
         named = [f"{there[name]}" for name in NAMES if there.get(name)]
         parts = [", ".join(printable(text) for text in named)]
@@ -64,11 +60,10 @@ class Corpus:
         return f"Data: {printable('; '.join(parts))}"
 
     def table(self) -> list[dict]:
-        """The counts as rows of a table."""
         return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
 
     def repeated(self) -> str:
-        """What is said of questions that stand in several rows; empty without any."""
+        """A note on questions that occur in several rows; empty without any."""
         answers: dict[str, set[str]] = {}
         for row in self.rows:
             requested = json.dumps(turns_of(row))
@@ -82,7 +77,7 @@ class Corpus:
         return f"{text}."
 
     def named(self) -> str:
-        """The first rows that each filter left out, a line for each filter; empty for none."""
+        """The first rows that each filter left out, a line per filter; may be empty."""
         return "\n".join(
             f"left out by {name}, the first: "
             + ", ".join(repr(shorten(printable(text), SHOWN, placeholder=" …")) for text in texts)
@@ -92,20 +87,20 @@ class Corpus:
 
 @dataclass
 class Filters:
-    """What filters have done so far: see `Corpus`."""
+    """The rows so far; see `Corpus`."""
 
     counts: dict[str, int]
     left_out: dict[str, list[str]]
 
     def first(self, rows: list[dict], limit: int | None) -> list[dict]:
-        """The first `limit` rows, counted; all of them for None."""
+        """The first `limit` rows, counted; all for None."""
         if limit is None:
             return rows
         self.counts[f"first {limit:,}"] = len(rows[:limit])
         return rows[:limit]
 
     def keep_by(self, rows: list[dict], selected: Mapping[str, Sequence[bool]]) -> list[dict]:
-        """The rows that pass every filter of `kept`, which has a list over all rows for each."""
+        """The rows that pass every filter, each a list over all rows."""
         left = list(range(len(rows)))
         for name, good in selected.items():
             self.keep([rows[i] for i in left], [good[i] for i in left], name)
@@ -113,7 +108,7 @@ class Filters:
         return [rows[i] for i in left]
 
     def keep(self, rows: list[dict], good: Sequence[bool], name: str) -> list[dict]:
-        """The good rows, counted; of the others the first are kept by their problems."""
+        """The good rows, counted; records the problems of the first others."""
         gone = [row["problem"] for row, passes in zip(rows, good, strict=True) if not passes]
         if gone:
             self.left_out[name] = gone[:NAMED]
@@ -123,7 +118,7 @@ class Filters:
 
 
 def check_limit(limit: int | None) -> None:
-    """Raises ValueError for a number of rows to take that is below 1."""
+    """Raises ValueError for a limit below 1."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be >= 1, got {limit}. Leave --limit out, or give more")
 

@@ -1,4 +1,4 @@
-"""Golds that answers can be graded against; a row with any other teaches nothing."""
+"""Whether answers can be graded against a gold; other rows teach nothing."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from sage_unsloth.grading.mathematics import MATH, only_its_text
 
 
 def gradable(rows: Sequence[dict], checker: Checker = MATH) -> list[bool]:
-    """Whether each row's gold is one that answers can be graded against."""
+    """For each row, whether answers can be graded against its gold."""
     if checker is MATH:
         result = gradable_answers(row["answer"] for row in rows)
         return [row["answer"] in result for row in rows]
@@ -24,8 +24,10 @@ def _is_gold(gold: str, checker: Checker) -> bool:
 
 
 def references_are_answers(rows: Sequence[dict], checker: Checker) -> bool:
-    """Whether the references of a checker are what a model should write: some of these rows' are
-    correct against themselves. Tests of a program, a pattern or a schema are not, even if one is.
+    """Whether the golds of a checker are what a model should write.
+
+    That is, some of these rows' golds are correct against themselves. Tests of a program, a pattern
+    or a schema never are.
     """
     if checker.gold_is_answer:
         return any(gradable(rows, checker))
@@ -37,9 +39,9 @@ def references_are_answers(rows: Sequence[dict], checker: Checker) -> bool:
 
 
 def gradable_answers(answers: Iterable[str]) -> set[str]:
-    """Those that mathematics finds correct against themselves, in more than one writing.
+    """Answers that mathematics grades as correct against themselves, in more than one spelling.
 
-    Any other would never be rewarded, or hardly ever.
+    Others would hardly ever be rewarded.
     """
     answers = [answer for answer in set(answers) if answer.strip()]
     with Grader() as grader:

@@ -9,15 +9,13 @@ TRAINING_SEED = 1
 
 
 def gym_rows(name: str, size: int, seed: int) -> tuple[list[dict], dict]:
-    """The items of one generator as rows with `gold`, what its own scorer needs; and provenance.
+    """The items of one generator as rows with `gold` for its own scorer; and provenance.
 
     Args:
         name: `reasoning-gym:TASK`.
-        size: how many.
-        seed: of the generator.
 
     Raises:
-        ValueError: the package is missing, it has no such generator, or one without answers.
+        ValueError: a missing package, an unknown generator, or one without answers.
     """
     task = name.removeprefix(PREFIX)
     version = package_version("reasoning-gym")
@@ -54,10 +52,9 @@ def gym_rows(name: str, size: int, seed: int) -> tuple[list[dict], dict]:
 def training_rows(
     name: str, size: int, own_scorer: bool
 ) -> tuple[list[dict], dict[str, list[bool]], dict]:
-    """Items to train on: rows, whether each passes a filter, by its name, and provenance.
+    """Items to train on: rows, filters by name (a bool per row), and provenance.
 
     Args:
-        name, size: see `gym_rows`.
         own_scorer: rows have the `gold` of the task's own scorer.
     """
     rows, provenance = gym_rows(name, size, TRAINING_SEED)

@@ -1,21 +1,20 @@
-"""Rows that are kept from training."""
+"""Splits rows into training and held-out ones."""
 
 from collections.abc import Sequence
 
 
 def spread(rows: Sequence[dict], count: int) -> list[dict]:
-    """`count` rows, evenly over the list."""
+    """`count` rows, evenly spaced."""
     return [rows[int(i * len(rows) / count)] for i in range(count)]
 
 
 def hold_out(rows: Sequence[dict], count: int) -> tuple[list[dict], list[dict]]:
     """(training rows, held-out rows).
 
-    `count` rows, spread evenly over the list, are held out; rows with the same problems are left
-    out of training.
+    `count` evenly spaced rows are held out; rows with the same problems are left out of training.
 
     Raises:
-        ValueError: fewer than one row would be left to train on.
+        ValueError: no row would be left to train on.
     """
     if count == 0:
         return list(rows), []

@@ -1,4 +1,4 @@
-"""The options of a command that say which rows are read, and how a model is asked."""
+"""Options for the rows and the prompt of a command."""
 
 import argparse
 import logging
@@ -11,13 +11,12 @@ logger = logging.getLogger(__name__)
 
 
 def add_columns(parser: argparse.ArgumentParser) -> None:
-    """Adds `--columns`, `--answer-pattern` and `--split`."""
     parser.add_argument(
         "--columns",
         nargs="+",
         action="extend",
         metavar="NAME=COLUMN",
-        help="columns of your own data: problem=question answer=answer, messages=, solution=; any "
+        help="columns of your data: problem=question answer=answer, messages=, solution=; any "
         "other NAME is passed to rewards",
     )
     parser.add_argument(
@@ -29,7 +28,6 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """Adds `--template`, `--system-prompt` and `--tags`."""
     parser.add_argument(
         "--template",
         choices=TEMPLATES,
@@ -52,14 +50,14 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def columns_of(options: argparse.Namespace) -> Columns:
-    """What `add_columns` was given."""
+    """The values of `add_columns`."""
     return parse_columns(options.columns, options.answer_pattern, options.split)
 
 
 def prompt_of(options: argparse.Namespace) -> PromptFormat | None:
-    """What `add_prompt` was given; None where nothing was.
+    """The values of `add_prompt`; None without any.
 
-    A system prompt that does not name the marks of the answer is warned of.
+    Warns of a system prompt that does not name the tags of the answer.
     """
     system = None if options.system_prompt is None else _system_prompt(options.system_prompt)
     prompt = prompt_format(system, options.tags)
@@ -73,11 +71,7 @@ def prompt_of(options: argparse.Namespace) -> PromptFormat | None:
 
 
 def _system_prompt(text: str) -> str:
-    """The text, or that of the file which it names.
-
-    Raises:
-        ValueError: it has the form of a file's name, and there is none; or the file is no text.
-    """
+    """The text, or the content of the file it names; ValueError for a missing or binary file."""
     path = Path(text) if len(text) < 1_000 and "\n" not in text else None
     if path is not None and path.is_file():
         try:

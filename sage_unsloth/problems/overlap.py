@@ -1,4 +1,4 @@
-"""Which problems of a benchmark are in a training set, word for word."""
+"""Finds problems of a benchmark in a training set, word for word."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,15 @@ from sage_unsloth.problems.sources import read_file
 
 
 def training_problems(path: str | Path) -> list[dict]:
-    """The problems of a training set's file, found by their column as `train --data` finds them.
+    """The rows of a training set's file, with `problem` found as by `train --data`.
+
+    For a conversation, `problem` is its last user turn.
 
     Args:
         path: .jsonl, .json, .parquet or .csv.
 
-    Returns:
-        Rows with `problem`; of a conversation, its last user's turn.
-
     Raises:
-        ValueError: no such file, no rows, or no column with problems or conversations.
+        ValueError: a missing or empty file, or no column with problems or conversations.
     """
     try:
         rows = read_file(path)
@@ -47,19 +46,17 @@ def _check_has_problems(rows: Sequence[dict], path: str | Path) -> None:
 def overlap(
     training: Sequence[Mapping[str, Any]], benchmark: Benchmark, n: int = 8
 ) -> list[dict[str, Any]]:
-    """The benchmark's problems that share some n words in a row with a training problem.
+    """The benchmark's problems that share n consecutive words with a training problem.
 
-    Words are runs of letters and digits in lower case. A problem shorter than n words counts where
-    all of it is in a training problem.
+    Words are runs of letters and digits in lower case. A problem shorter than n words counts if all
+    of it is in a training problem.
 
     Args:
         training: rows with `problem`.
-        benchmark: whose rows are looked for.
-        n: words.
 
     Returns:
         A row for each: `id`; `shared`, the share of the problem's n-grams found; and `words`, the
-        first one found.
+            first one found.
     """
     if n < 1:
         raise ValueError(f"n must be >= 1 word, got {n}")

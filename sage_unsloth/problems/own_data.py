@@ -1,4 +1,4 @@
-"""Rows of a data set of one's own, from a file or from the hub, by what its columns are for."""
+"""Rows of a custom data set, from a file or from the hub, by the roles of its columns."""
 
 import json
 import logging
@@ -22,15 +22,14 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRows:
-    """The rows of a data set, read.
+    """The rows of a custom data set.
 
     Attributes:
-        rows: `problem` (of a conversation its last user's turn), `messages`, `answer`, `solution`
-            and the other names, as far as there are columns for them.
-        filters: a text that says it -> whether each row of the source passes, in reading order.
-            `rows` has all of them, so that what is left out can be named.
-        provenance: hub id and revision, or file and digest; and the columns that were named.
-        columns: what each column that was read is for -> its name.
+        rows: `problem` (the last user turn of a conversation), `messages`, `answer`, `solution` and
+            other names, if they have columns.
+        filters: description -> whether each source row passes. `rows` has all rows, so that those
+            left out can be listed.
+        provenance: hub id and revision, or file and digest; and the named columns.
     """
 
     rows: list[dict]
@@ -40,11 +39,7 @@ class OwnRows:
 
 
 def source_of(data: str, split: str) -> tuple[Source, Path | None]:
-    """A file, or a data set on the hub: OWNER/NAME or OWNER/NAME:CONFIG.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """A file, or a hub data set, OWNER/NAME or OWNER/NAME:CONFIG; ValueError for neither."""
     path = Path(data)
     if path.is_dir():
         raise ValueError(f"data must be a file or a hub id, but {data} is a folder")
@@ -63,18 +58,17 @@ def source_of(data: str, split: str) -> tuple[Source, Path | None]:
 def read_own(
     data: str, columns: Columns, needed: Sequence[str], *, split: str, optional: Sequence[str] = ()
 ) -> OwnRows:
-    """The rows of a file or of a data set on the hub, by what their columns are for.
+    """The rows of a file or of a hub data set, by the roles of their columns.
 
     Args:
         data: see `source_of`.
-        columns: how they are read.
-        needed: `answer`, `solution`: what a row must have beside its problem.
-        split: of the hub, unless `columns` names one.
-        optional: what is looked for by its name, and may be missing.
+        needed: required roles besides the problem: `answer`, `solution`.
+        split: of the hub, unless `columns` has one.
+        optional: roles that are found by name and may be missing.
 
     Raises:
-        ValueError: nothing to read there, a column that is not there (with those that are), a
-            problem that is no text, values of mixed kinds, or a pattern that matches nothing.
+        ValueError: no rows, a missing column (with the existing ones), a problem that is not text,
+            values of mixed types, or a pattern that never matches.
     """
     raw, provenance = read_raw(data, columns, split)
     own = read_columns(raw, columns, needed, data, optional=optional)
@@ -82,7 +76,7 @@ def read_own(
 
 
 def read_raw(data: str, columns: Columns, split: str) -> tuple[list[dict], dict]:
-    """The rows as they are, of which there must be some, and their provenance."""
+    """The non-empty rows as they are, and their provenance."""
     source, path = source_of(data, columns.split or split)
     if path is not None and columns.split is not None:
         raise ValueError(
@@ -107,7 +101,7 @@ def read_columns(
     *,
     optional: Sequence[str] = (),
 ) -> OwnRows:
-    """`read_own` on rows that are read already; `data` names them in messages."""
+    """`read_own` on rows that are already read; `data` is their name in messages."""
     places = find_columns(raw, columns, needed, data, optional)
     requested = "messages" if "messages" in places else "problem"
     rows: list[dict[str, Any]] = []
@@ -150,7 +144,7 @@ def read_columns(
 
 
 def row_names(needed: Sequence[str], optional: Sequence[str]) -> set[str]:
-    """What is read by its own rules; any other name is kept as it is."""
+    """Roles with their own rules; other names are copied."""
     return {"problem", "messages", "answer", *needed, *optional}
 
 
@@ -166,7 +160,7 @@ def _problem(value: Any, where: str) -> dict[str, Any]:
 
 
 def _conversation(value: Any, where: str) -> dict[str, Any]:
-    """A conversation up to the turn that is to be answered, and the answer where it has one."""
+    """A conversation up to the turn to be answered, and its answer, if any."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"messages must be a list of turns, but {where} has {value!r:.100}")
     for turn in value:
@@ -190,9 +184,7 @@ def _conversation(value: Any, where: str) -> dict[str, Any]:
 
 
 def _texts(raw: Sequence[dict], column: str, data: str) -> list[str]:
-    """A column as text: numbers as they are written, lists and objects as JSON; "" where there is
-    nothing.
-    """
+    """A column as text: numbers as written, lists and objects as JSON, "" for nothing."""
     values = [row.get(column) for row in raw]
     kinds: dict[str, int] = {}
     for number, value in enumerate(values):
@@ -245,7 +237,7 @@ def _text(value: Any) -> str:
 
 
 def _last_matches(texts: Sequence[str], pattern: str, data: str) -> list[re.Match[str] | None]:
-    """The last match in each text; a group that took no part in it is none."""
+    """The last match in each text; an unmatched group is None."""
     compiled = re.compile(pattern)
     results = []
     for text in texts:
@@ -262,7 +254,7 @@ def _last_matches(texts: Sequence[str], pattern: str, data: str) -> list[re.Matc
 
 
 def _without_match(text: str, pattern: str) -> str:
-    """A worked text without the answer behind it, which SFT writes between the tags."""
+    """A worked text without its final answer, which SFT writes between the tags."""
     matches = [match for match in re.finditer(pattern, text) if (match[1] or "").strip()]
     if not matches:
         return text
@@ -270,7 +262,7 @@ def _without_match(text: str, pattern: str) -> str:
 
 
 def _json_value(value: Any, where: str) -> Any:
-    """A value that is kept for rewards: whatever JSON can hold; dates and decimals become text."""
+    """A value for rewards as JSON; dates and decimals become text."""
     try:
         json.dumps(value, allow_nan=True)
     except (TypeError, ValueError):

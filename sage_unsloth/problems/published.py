@@ -1,4 +1,4 @@
-"""The published benchmarks: where each is on the hub, its number of problems, how rows are read."""
+"""The published benchmarks: hub location, number of problems, and how rows are read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,12 +17,10 @@ class Published:
     """How a benchmark is read.
 
     Attributes:
-        sources: its parts on the hub; their `num_rows` are checked there.
-        num_rows: rows that the benchmark must have, from wherever it is read; None does not check.
-        integer: answers are integers, however they are written ("025", 27.0).
+        sources: its parts on the hub, with their own `num_rows`.
+        num_rows: required number of rows from any source; None does not check.
+        integer: answers are integers, however written ("025", 27.0).
         read: (row) -> fields that replace those found by name.
-        keep: which rows belong to it.
-        checker: what makes an answer right.
     """
 
     sources: tuple[Source, ...] = ()
@@ -34,12 +32,12 @@ class Published:
 
 
 def _read_gsm8k(row: dict) -> dict:
-    """The number behind the last `####`."""
+    """The number after the last `####`."""
     return {"answer": row["answer"].rpartition("####")[2]} if "answer" in row else {}
 
 
 def _read_knights(row: dict) -> dict:
-    """The quiz with the form of the answer, and everybody's role."""
+    """The puzzle with the form of the answer, and everybody's role."""
     columns = {"quiz", "names", "solution"}
     if not columns <= row.keys():
         raise ValueError(f"needs the columns {sorted(columns)}, but saw {sorted(row)}")
@@ -54,7 +52,7 @@ def _read_knights(row: dict) -> dict:
 
 
 def _knights(people: int) -> Source:
-    """The puzzles about so many people."""
+    """The puzzles about this many people."""
     return Source(
         hub_id="K-and-K/knights-and-knaves",
         config="test",

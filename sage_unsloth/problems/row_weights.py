@@ -1,7 +1,7 @@
-"""Training rows in other proportions: the remedy for a loss of coverage that needs no loss.
+"""Training rows in other proportions: prevents a loss of coverage without changing the loss.
 
-What training seldom shows is forgotten. These lists show it more often, by repetition, so that
-everything else of a run stays as it is. G is the number of completions in a group.
+Rows that training rarely shows are forgotten. These lists repeat them, so that everything else of a
+run stays the same. G is the number of completions in a group.
 """
 
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 RESOLUTION = 2
-"""Repetitions of a row for each unit of its weight: weights are rounded to halves."""
+"""Repetitions per unit of weight: weights are rounded to halves."""
 PASS_RATE = "pass_rate"
-"""The column whose numbers are shares of right samples."""
+"""Column with shares of correct samples."""
 
 
 def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
@@ -19,9 +19,9 @@ def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
 
     Args:
         rows: each with `column`.
-        column: `pass_rate`, the share of a problem's samples that were right, repeats a row by the
-            inverse of it (`inverse_pass_rates`); any other column's values get the same number of
-            rows (`balance_rows`).
+        column: `pass_rate`, the share of correct samples of a problem, repeats a row by its inverse
+            (`inverse_pass_rates`); other columns get the same number of rows for each value
+            (`balance_rows`).
         group: G.
 
     Raises:
@@ -45,7 +45,7 @@ def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
 
 
 def balance_rows(rows: Sequence[dict], column: str) -> list[dict]:
-    """The rows, those of each value of a column repeated in turn until all have the same number."""
+    """The rows, repeated in turn until each value of a column has the same number."""
     members: dict[str, list[dict]] = {}
     for row in rows:
         members.setdefault(str(row[column]), []).append(row)
@@ -54,18 +54,15 @@ def balance_rows(rows: Sequence[dict], column: str) -> list[dict]:
 
 
 def inverse_pass_rates(num_samples: int, num_correct_P: Sequence[int], group: int) -> np.ndarray:
-    """1/p truncated at order G: w = Σ_{j<G} (1 − p)^j = (1 − (1 − p)^G) / p, from 1 to G.
+    """1/p truncated at order G: w = Σ_{j<G} (1 − p)^j = (1 − (1 − p)^G) / p, from 1 to G, (P,).
 
-    It is the weight on ∇p in the gradient of log p as groups of G can have it, which is what
-    `maxrl` does in the loss. Each power is estimated without bias, by C(n − c, j) / C(n, j).
+    It is the weight of ∇p in the gradient of log p that groups of G allow, as `maxrl` has it in the
+    loss. Each power has the unbiased estimate C(n − c, j) / C(n, j).
 
     Args:
         num_samples: n, of each problem.
         num_correct_P: c of each problem, (P,).
         group: G.
-
-    Returns:
-        (P,).
 
     Raises:
         ValueError: G exceeds n + 1, so that a power has no estimate.
@@ -83,7 +80,7 @@ def inverse_pass_rates(num_samples: int, num_correct_P: Sequence[int], group: in
 
 
 def repeat_rows(rows: Sequence[dict], weight_P: np.ndarray) -> list[dict]:
-    """Each row as often as its weight says, at least once, in order."""
+    """Each row as often as its weight, at least once, in order."""
     counts = np.maximum(np.rint(RESOLUTION * weight_P), 1).astype(int)
     return [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
 

@@ -1,7 +1,6 @@
-"""Rows of a data set, from the hub at a pinned revision or from a local file in the hub's columns.
+"""Reads data sets, from the hub at a pinned revision or from a local file with the hub's columns.
 
-Nothing is interpreted here. `corpora` makes training rows of them, `benchmarks` makes problems to
-evaluate on.
+Nothing is interpreted here: `corpora` makes training rows, `benchmarks` problems to evaluate on.
 """
 
 import csv
@@ -19,14 +18,14 @@ SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a data set lives on the hub.
+    """The location of a data set on the hub.
 
     Attributes:
         hub_id: "owner/name".
-        config: its configuration, None where it has one only.
+        config: its configuration, None if there is only one.
         split: as the hub names it.
-        revision: commit; None takes the newest, and the provenance says which that was.
-        num_rows: rows that the split must have; None does not check.
+        revision: commit; None takes the newest, which the provenance records.
+        num_rows: required rows of the split; None does not check.
     """
 
     hub_id: str
@@ -37,16 +36,14 @@ class Source:
 
 
 def read_source(source: Source, path: str | Path | None = None) -> tuple[list[dict], dict]:
-    """The rows, and their provenance: what `run.json` keeps of where they came from.
+    """The rows, and their provenance for `run.json`.
 
     Args:
-        source: the data set.
-        path: a local copy (one of `SUFFIXES`), whose number of rows is not checked; then no
-            network is used.
+        path: a local copy (one of `SUFFIXES`), whose number of rows is not checked; no network is
+            used then.
 
     Raises:
-        ValueError: the hub cannot be reached, the split has another number of rows, or the file
-            cannot be read.
+        ValueError: the hub cannot be reached, another number of rows, or an unreadable file.
     """
     if path is not None:
         path = Path(path)
@@ -69,7 +66,7 @@ def read_source(source: Source, path: str | Path | None = None) -> tuple[list[di
 
 
 def _from_hub(source: Source) -> tuple[list[dict], str | None]:
-    """All rows of the split, and the commit they are from."""
+    """All rows of the split, and their commit."""
     from datasets import load_dataset
     from huggingface_hub import HfApi
 
@@ -91,10 +88,10 @@ def _from_hub(source: Source) -> tuple[list[dict], str | None]:
 def read_file(path: str | Path) -> list[dict]:
     """The rows of a .jsonl, .json (one list of objects), .parquet or .csv file.
 
-    The values of a .csv are text as it is written there.
+    Values of a .csv are text.
 
     Raises:
-        ValueError: no such file, another suffix, or a content that is not rows.
+        ValueError: a missing file, another suffix, or content that is not rows.
     """
     path = Path(path)
     if not path.is_file():
@@ -130,10 +127,10 @@ def read_file(path: str | Path) -> list[dict]:
 def check_columns(
     rows: Sequence[dict], columns: Sequence[str], may_be_empty: Sequence[str] = ()
 ) -> None:
-    """Each row must have a text in each column, and one that is not blank outside `may_be_empty`.
+    """Raises ValueError unless each row has text in each column, non-blank except in
+    `may_be_empty`.
 
-    Raises:
-        ValueError: naming the row, the column, and what the row has instead.
+    The message names the row, the column, and its content.
     """
     for number, row in enumerate(rows):
         for column in columns:

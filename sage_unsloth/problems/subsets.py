@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def over_families(rows: Sequence[dict], count: int | None) -> list[dict]:
-    """`count` rows, spread evenly over the families; all of them, in their order, for None."""
+    """`count` rows, evenly over the families; all rows for None."""
     if count is None or count >= len(rows):
         return list(rows)
     by_family = sorted(rows, key=lambda row: row["family"])

@@ -1,8 +1,8 @@
-"""Checkpoints of both training stages: finding the newest complete one, and deleting old ones.
+"""Checkpoints of both training stages: finds the newest complete one, and deletes old ones.
 
-transformers writes a checkpoint file by file under its final name, does not wait for the disk, and
-deletes the older ones by their modification times, which a clock that was set back puts in the
-wrong order. So it is told to delete none, and `keep_newest` does, in this order:
+transformers writes a checkpoint file by file under its final name, does not sync it, and deletes
+old ones by modification time, which is wrong after a clock was set back. So it deletes none, and
+`keep_newest` does:
 
     saved → every file on the disk → sizes.json → all but the two newest complete ones deleted
 """
@@ -19,13 +19,13 @@ from sage_unsloth.runs.files import set_modes, sync, write_json
 from sage_unsloth.runs.processes import rank, wait_for_all, world_size
 
 SIZES = "sizes.json"
-"""In a checkpoint whose files the disk has: their sizes in bytes, by name."""
+"""In a synced checkpoint: the sizes of its files in bytes, by name."""
 FSDP_MODEL = "pytorch_model_fsdp.bin"
 """The whole model in a checkpoint of FSDP (`fsdp_state_dict_type: FULL_STATE_DICT`)."""
 DEEPSPEED_LATEST = "latest"
-"""In a checkpoint of DeepSpeed: the folder in which each process has written its part."""
+"""In a checkpoint of DeepSpeed: names the folder with the parts of all processes."""
 KEPT = 2
-"""How many complete checkpoints stay."""
+"""Number of complete checkpoints that stay."""
 MISSING = (FileNotFoundError, NotADirectoryError)
 # What readers raise over a file that is damaged. Any other OSError, of a disk that is away for a
 # moment, says nothing about the file.
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint, or None; one that a kill cut short is passed over."""
+    """The newest complete checkpoint, or None."""
     for path in _newest_first(folder):
         fault = _fault(path)
         if fault is None:
@@ -45,12 +45,11 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step after which it was saved."""
     return int(checkpoint.name.split("-")[1])
 
 
 def is_last(checkpoint: Path | None) -> bool:
-    """Whether nothing is left to train; resumed, the trainer would train a step too many."""
+    """Whether nothing is left to train; if resumed, the trainer would train a step too many."""
     if checkpoint is None:
         return False
     state = json.loads((checkpoint / "trainer_state.json").read_text())
@@ -58,19 +57,19 @@ def is_last(checkpoint: Path | None) -> bool:
 
 
 def trained_adapter(folder: Path, newest: Path | None) -> Path | None:
-    """What a run has trained, once it came to its end, or None: `adapter/` in its folder or, where
-    it was killed before it wrote that, its last checkpoint.
+    """The result of a finished training, or None: `adapter/`, or else the last checkpoint.
+
+    The second is used if the run was killed before it wrote `adapter/`.
 
     Args:
-        folder: of the run.
-        newest: its `last_checkpoint`, whose files need not be read again.
+        newest: its `last_checkpoint`.
     """
     adapter = folder / "adapter"
     return adapter if adapter.exists() else newest if is_last(newest) else None
 
 
 def copy_result(checkpoint: Path, folder: Path) -> None:
-    """Copies to `folder` what the model saved of itself, without its tokenizer."""
+    """Copies what the model saved of itself to `folder`, without its tokenizer."""
     folder.mkdir()
     others = ("trainer_state.json", SIZES, "tokenizer.json", "tokenizer_config.json")
     for file in checkpoint.iterdir():
@@ -79,7 +78,7 @@ def copy_result(checkpoint: Path, folder: Path) -> None:
 
 
 def keep_newest(folder: Path, step: int) -> None:
-    """Waits until the disk has the checkpoint of `step`, then deletes all but the `KEPT` newest."""
+    """Waits until the checkpoint of `step` is on disk, then deletes all but the `KEPT` newest."""
     newest = folder / f"checkpoint-{step}"
     set_modes(newest)
     files = [file for file in newest.iterdir() if file.is_file() and file.name != SIZES]
@@ -100,7 +99,7 @@ def keep_newest(folder: Path, step: int) -> None:
 
 
 def keeper() -> Any:
-    """A callback: `keep_newest` after each save, and incomplete ones deleted before a resume."""
+    """A callback: `keep_newest` after each save; deletes incomplete checkpoints before a resume."""
     from transformers import TrainerCallback
 
     class Keeper(TrainerCallback):
@@ -126,7 +125,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _optimizer(checkpoint: Path) -> tuple[str, ...]:
-    """The optimizer's state; of a split model also the weights that go with it."""
+    """The optimizer's state; for a split model also its weights."""
     if (checkpoint / FSDP_MODEL).exists():
         return (FSDP_MODEL, "optimizer.bin")
     if (latest := checkpoint / DEEPSPEED_LATEST).exists():
@@ -139,10 +138,9 @@ def _optimizer(checkpoint: Path) -> tuple[str, ...]:
 
 
 def _fault(checkpoint: Path) -> str | None:
-    """What is missing or damaged of the files that resuming reads, or None.
+    """What is missing or damaged of the files for resuming, or None.
 
-    Without `SIZES`, as a kill before the last step of saving leaves it, the files are judged by
-    their own formats.
+    Without `SIZES`, after a kill during saving, the files are checked by their own formats.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -1,4 +1,4 @@
-"""Child processes that train beside each other, and end with their parent."""
+"""Child processes that train side by side, and end with their parent."""
 
 import contextlib
 import os
@@ -19,16 +19,13 @@ UNWINDING = 600.0
 def start_child(
     words: Sequence[str], log: Path, cache: Path, *, threads: int = 1
 ) -> subprocess.Popen:
-    """Starts `python -m WORDS`; what it says is appended to `log`.
+    """Starts `python -m WORDS` in a new session, so that its parent passes Ctrl-C on.
 
-    It is to call `end_with_parent`, and has a session of its own, so that Ctrl-C is its parent's to
-    pass on.
+    It must call `end_with_parent`.
 
     Args:
-        words: module and arguments.
-        log: file for standard output and error.
+        log: file for standard output and error, appended to.
         cache: folder for what Unsloth compiles: two processes must not write to one.
-        threads: of its computations.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
@@ -48,7 +45,7 @@ def start_child(
 
 
 def end_with_parent() -> None:
-    """In a child: sends it SIGTERM once its standard input closes, because its parent has ended."""
+    """In a child: sends itself SIGTERM once its standard input closes, as its parent has ended."""
 
     def wait() -> None:
         while os.read(0, 1):  # not sys.stdin, whose lock Python wants at its end
@@ -59,9 +56,7 @@ def end_with_parent() -> None:
 
 
 def end_children(children: Sequence[subprocess.Popen]) -> None:
-    """Passes an interruption on: each child finishes its step and saves it, or is killed after
-    `UNWINDING` seconds.
-    """
+    """Interrupts the children; each saves its step, or is killed after `UNWINDING` seconds."""
     allow(UNWINDING + 10)
     for child in children:
         child.send_signal(signal.SIGTERM)
@@ -73,8 +68,7 @@ def end_children(children: Sequence[subprocess.Popen]) -> None:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that new processes may take, by the system and by this one's control group; None where
-    neither tells.
+    """Bytes for new processes, by the system and the control group; None if unknown.
 
     Args:
         root: of the file system with `proc` and `sys`.

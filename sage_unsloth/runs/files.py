@@ -1,4 +1,4 @@
-"""Files and folders that survive a kill at any moment: there whole, or not at all."""
+"""Files and folders that survive a kill at any moment: complete, or absent."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ def write_json(path: str | Path, data: Any) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes `text` so that a reader, or a kill at any time, finds the old file or the new one."""
+    """Writes `text` so that readers, also after a kill, see the old file or the new one."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # same folder: replace is atomic
     try:
@@ -30,11 +30,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def read_json(path: str | Path) -> dict:
-    """The object that a file holds which `write_json` wrote.
-
-    Raises:
-        ValueError: it holds something else; no kill leaves that, since the file is replaced whole.
-    """
+    """The object written by `write_json`; ValueError for other content, which no kill can cause."""
     path = Path(path)
     content = path.read_bytes()
     result = _row(content)
@@ -48,7 +44,7 @@ def read_json(path: str | Path) -> dict:
 
 
 def sync(path: str | Path) -> None:
-    """Waits until the disk has a file's content, or a folder's names."""
+    """Waits until a file's content, or a folder's names, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -57,10 +53,9 @@ def sync(path: str | Path) -> None:
 
 
 def set_modes(folder: Path) -> None:
-    """Gives the files of a folder the permissions that the user's umask gave the folder itself.
+    """Gives the files of a folder the permissions of the user's umask.
 
-    Some writers make a file under another name first, which its owner alone may read (safetensors
-    does), and rename it.
+    Some writers (safetensors) create a file that only its owner may read, and rename it.
     """
     mode = folder.stat().st_mode & 0o666  # a folder's bits without those to enter it
     for path in folder.rglob("*"):
@@ -70,17 +65,16 @@ def set_modes(folder: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """A path to write a folder to, which gets its name once the disk has every file.
+    """A path to write a folder to, which gets its name once every file is on disk.
 
         with whole_folder(run / "adapter") as partial:
             model.save_pretrained(partial)
 
-    The path is `<name>.partial` beside it, not made yet. An error deletes it; what a kill leaves of
-    it, the next run deletes.
+    The path, `<name>.partial`, does not exist yet. An error deletes it; after a kill the next run
+    does.
 
     Args:
-        replace: a folder of that name is replaced; between two renames neither has the name, and
-            the old one is `<name>.old`.
+        replace: replaces an existing folder, which is `<name>.old` between the two renames.
     """
     folder = Path(folder).absolute()
     partial, old = (folder.with_name(f"{folder.name}.{end}") for end in ("partial", "old"))
@@ -106,7 +100,7 @@ def whole_folder(folder: str | Path, *, replace: bool = False) -> Iterator[Path]
 
 
 def append_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
-    """Appends one line per row and waits until the disk has them; first mends a line cut short."""
+    """Appends one line per row and waits for the disk; first repairs a truncated line."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     with Path(path).open("a+b") as file:
         _mend_last_line(file)
@@ -116,7 +110,7 @@ def append_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
 
 
 def read_jsonl(path: str | Path) -> list[dict]:
-    """The rows of a file; a last line that a kill cut short is dropped.
+    """The rows of a file; a truncated last line is dropped.
 
     Raises:
         ValueError: any other line is not one JSON object.
@@ -136,7 +130,7 @@ def read_jsonl(path: str | Path) -> list[dict]:
 
 
 def _mend_last_line(file: BinaryIO) -> None:
-    """Ends the last line if it is a whole row, cuts it off if a kill cut it short."""
+    """Ends the last line if it is a whole row, removes it if it is truncated."""
     # A line may be long, so it is looked for from the end, 64 KiB at a time.
     end = file.seek(0, os.SEEK_END)
     tail, start = b"", end
@@ -152,7 +146,7 @@ def _mend_last_line(file: BinaryIO) -> None:
 
 
 def _row(line: bytes) -> dict | None:
-    """The row that a line holds; a cut line holds none, because no prefix of an object is one."""
+    """The row in a line; None for a truncated line, because no prefix of an object is one."""
     with contextlib.suppress(ValueError):
         row = json.loads(line)
         return row if isinstance(row, dict) else None

@@ -1,7 +1,7 @@
-"""Self-contained HTML pages: nothing is loaded, nothing runs, and any text in them stays text.
+"""Self-contained HTML pages: nothing is loaded or executed, and any text in them stays text.
 
-The Content-Security-Policy of a page forbids scripts and everything from outside; light or dark
-follows the reader's system.
+The Content-Security-Policy forbids scripts and external content; light or dark follows the reader's
+system.
 """
 
 import html
@@ -30,11 +30,7 @@ table { border-collapse: collapse; width: 100%; } th, td { border: 1px solid var
 
 
 def escape(text: str) -> str:
-    """Text for any place in HTML, attributes in double quotes included.
-
-    Control characters, marks that turn the direction of writing, and halves of surrogate pairs are
-    replaced as in `printable`.
-    """
+    """Text for any place in HTML, including attributes in double quotes; `printable`."""
     return html.escape(printable(text))
 
 
@@ -42,9 +38,9 @@ def page(title: str, body: Iterable[str], style: str = "") -> str:
     """A whole page.
 
     Args:
-        title: its text, escaped here.
-        body: HTML, with all text in it escaped.
-        style: CSS beside what every page has.
+        title: text, escaped here.
+        body: HTML, with all its text escaped.
+        style: additional CSS.
     """
     return "\n".join(
         [

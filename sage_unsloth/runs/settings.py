@@ -1,5 +1,6 @@
-"""What a setting is: a field of a stage's dataclass with its default, its range and one line of
-text. The command line, `--help`, the documentation's tables and `run.json` follow from it.
+"""A setting is a field of a stage's dataclass with its default, range and one line of text.
+
+The command line, `--help`, the documentation's tables and `run.json` are generated from it.
 
     beta: float = setting(0.05, "KL coefficient β", OBJECTIVE, low=0, trainer=True)
 """
@@ -36,14 +37,14 @@ def setting(
     """A field of a stage's dataclass.
 
     Args:
-        default: the paper's value where it gives one.
-        text: what it is, with its unit, on a line.
+        default: the paper's value if it gives one.
+        text: meaning and unit, on one line.
         group: one of `GROUPS`.
         above, low, high: it must be > `above`, >= `low`, <= `high`.
-        why: the reason for the range, behind it in the error.
+        why: the reason for the range, for the error.
         free: may change when a run is resumed, because no result depends on it.
         trainer: the trainer's arguments have it under the same name.
-        option: False for what has options of its own on the command line.
+        option: False for settings with their own options on the command line.
     """
     metadata = {"text": text, "group": group, "above": above, "low": low, "high": high}
     metadata |= {"why": why, "free": free, "trainer": trainer, "option": option}
@@ -52,14 +53,11 @@ def setting(
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting as a person gives it.
+    """A setting as a user gives it.
 
     Attributes:
-        name: "beta", or "lora.rank" of a dataclass within.
-        default: its default.
-        type: its annotation.
-        text, group: see `setting`.
-        free, trainer: see `setting`.
+        name: "beta", or "lora.rank" for a nested dataclass.
+        text, group, free, trainer: see `setting`.
         limits: "> 0", "in [0, 1]", or empty.
     """
 
@@ -79,7 +77,7 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default, as it is given on the command line."""
+        """The default as written on the command line."""
         if isinstance(self.default, tuple):
             return ",".join(self.default) or "none"
         if isinstance(self.default, float):
@@ -88,10 +86,10 @@ class Setting:
 
 
 def settings_of(config: Any) -> dict[str, Setting]:
-    """The settings of a stage's dataclass, or of an instance, by name, those of `lora` among them.
+    """The settings of a stage's dataclass, or of an instance, by name, including those of `lora`.
 
-    Fields that have options of their own (`option=False`) are left out. The stage's own come
-    before those that it shares.
+    Without fields that have their own options (`option=False`). The stage's own come before shared
+    ones.
     """
     stage = config if isinstance(config, type) else type(config)
     hints, result = get_type_hints(stage), {}
@@ -118,7 +116,7 @@ def _own_first(stage: type) -> list[Any]:
 
 
 def names_where(stage: type, mark: str) -> tuple[str, ...]:
-    """Names of the fields that are marked `free` or `trainer`."""
+    """Names of the fields marked `free` or `trainer`."""
     return tuple(item.name for item in fields(stage) if item.metadata[mark])
 
 
@@ -128,11 +126,7 @@ def values_where(config: Any, mark: str) -> dict[str, Any]:
 
 
 def check_settings(config: Any) -> None:
-    """Check ranges and choices of every field, in their order.
-
-    Raises:
-        ValueError: with the rule and the value.
-    """
+    """Checks ranges and choices of every field; ValueError with the rule and the value."""
     hints = get_type_hints(type(config))
     for item in fields(config):
         value, rule = getattr(config, item.name), item.metadata
@@ -150,7 +144,7 @@ def check_settings(config: Any) -> None:
 
 
 def _limits(rule: Any) -> str:
-    """The range of a field in words, such as "> 0" or "in [0, 1]"; empty without one."""
+    """The range of a field, such as "> 0" or "in [0, 1]"; empty without one."""
     above, low, high = rule["above"], rule["low"], rule["high"]
     if high is None:
         return f"> {above}" if above is not None else f">= {low}" if low is not None else ""
@@ -158,7 +152,7 @@ def _limits(rule: Any) -> str:
 
 
 def parse_settings(texts: Iterable[str], defaults: Any) -> dict[str, Any]:
-    """`["max_steps=200", "lora.rank=16"]` as fields of a config, each of the type of its default.
+    """`["max_steps=200", "lora.rank=16"]` as fields of a config, each of its default's type.
 
     Args:
         texts: NAME=VALUE each.
@@ -216,12 +210,11 @@ def _parse_value(item: Setting, text: str) -> Any:
 
 
 def _as_python(text: str) -> str:
-    """`true`, `false` and `none` as Python writes them."""
+    """`true`, `false` and `none` in the spelling of Python."""
     return {"true": "True", "false": "False", "none": "None"}.get(text.lower(), text)
 
 
 def attributes_text(stage: type) -> str:
-    """The `Attributes:` of a stage's docstring."""
     lines = ["", "    Attributes:"]
     for item in _own_first(stage):
         limits = _limits(item.metadata)
@@ -231,13 +224,13 @@ def attributes_text(stage: type) -> str:
 
 
 def document_settings(stage: type[Stage]) -> type[Stage]:
-    """The dataclass, its settings listed in its docstring."""
+    """The dataclass with its settings listed in its docstring."""
     stage.__doc__ = f"{stage.__doc__}\n{attributes_text(stage)}"
     return stage
 
 
 def markdown_table(stage: type) -> str:
-    """Every setting of a stage as Markdown tables, one a group."""
+    """Every setting of a stage as Markdown tables, one per group."""
     parts: list[str] = []
     for group in GROUPS:
         rows = [item for item in settings_of(stage).values() if item.group == group]

@@ -1,13 +1,12 @@
 """Signals: SIGTERM (the machine shuts down), SIGHUP (the terminal is gone) and Ctrl-C.
 
-The first one lets what is in flight finish and be saved, a second one ends the run at once. But a
-shutdown may reach a process twice, from the system and from its parent, so SIGTERM and SIGHUP
-within `REPEATED` seconds of the first count as the same one.
+The first one lets work in flight finish and be saved, a second one ends the run at once. A shutdown
+may reach a process twice, from the system and from its parent, so SIGTERM and SIGHUP within
+`REPEATED` seconds of the first count as the same one.
 
-What is in flight is an optimizer step or a batch of completions (`finishing`). Everywhere else
-nothing would be lost, and the first signal ends the run: Ctrl-C by Python's own KeyboardInterrupt,
-and on the command line SIGTERM by an exception too, so that locks, worker processes and patches are
-undone on the way out (`ending`).
+Work in flight is an optimizer step or a batch of completions (`finishing`). Elsewhere nothing would
+be lost, and the first signal ends the run: Ctrl-C by Python's KeyboardInterrupt, and on the command
+line SIGTERM by an exception too, so that locks, worker processes and patches are undone (`ending`).
 """
 
 import contextlib
@@ -26,13 +25,13 @@ UNWINDING = 10.0  # seconds for everything that is open to be closed
 REPEATED = 5.0  # seconds
 
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
-"""What `signal.signal` takes."""
+"""An argument of `signal.signal`."""
 
 logger = logging.getLogger(__name__)
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP asked for the end; the exit code is that of shells, 143 or 129."""
+    """Ended by SIGTERM or SIGHUP; the exit code is the shell's, 143 or 129."""
 
     def __init__(self, message: str, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
@@ -41,11 +40,11 @@ class Terminated(SystemExit):
 
 
 class Stop:
-    """What `finishing` and the loop inside it tell each other.
+    """Shared between `finishing` and the loop inside it.
 
     Attributes:
-        cause: the signal that asked for the end, or None.
-        saved: what is saved by then, for the message.
+        cause: the signal that requested the end, or None.
+        saved: what is saved, for the message.
     """
 
     cause: signal.Signals | None = None
@@ -56,17 +55,16 @@ class Stop:
 def finishing(step: str) -> Iterator[Stop]:
     """Inside, the first signal only sets `cause`, so that the step in flight can be finished.
 
-    The loop inside looks at `cause` after each step and ends; on leaving, the signal is raised. A
-    second one has the effect that it had before: Ctrl-C stops at once. Nothing changes in other
-    threads than the main one, where Python sets no handlers, nor for signals that the process was
-    started to ignore.
+    The loop inside checks `cause` after each step and ends; on leaving, the signal is raised. A
+    second one has its usual effect: Ctrl-C stops at once. Only in the main thread, where Python
+    allows handlers, and not for signals that the process was started to ignore.
 
     Args:
-        step: what is in flight, for the message.
+        step: the work in flight, for the message.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed; the message says what is saved.
-        Terminated: the same by SIGTERM or SIGHUP.
+        KeyboardInterrupt: Ctrl-C; the message says what is saved.
+        Terminated: the same for SIGTERM or SIGHUP.
     """
     stop, received = Stop(), []  # by this process; another one may have set `cause`
 
@@ -92,12 +90,12 @@ def finishing(step: str) -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """For a command: inside, a signal raises KeyboardInterrupt or Terminated, a second one exits.
+    """For a command: a signal raises KeyboardInterrupt or Terminated, a second one exits.
 
     The exception may get lost in two ways. Python drops those raised in callbacks of its garbage
-    collector, where a program that frees models often is: then it is raised again. And a bare
-    except around an import in a library takes it for a missing package: then the process is ended
-    after `UNWINDING` seconds.
+    collector, where a program that frees models often is: then it is raised again. A bare except
+    around an import in a library takes it for a missing package: then the process is ended after
+    `UNWINDING` seconds.
     """
     requested: list[int] = []
     began = 0.0
@@ -135,7 +133,7 @@ def ending() -> Iterator[None]:
 
 
 def allow(seconds: float) -> None:
-    """Inside `ending`, once it has raised: this many seconds from now on, not `UNWINDING`."""
+    """Inside `ending`, after it has raised: allows this many seconds instead of `UNWINDING`."""
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -150,7 +148,7 @@ def _is_repeated(signum: int, first: float) -> bool:
 
 @contextlib.contextmanager
 def _handlers(handle: Handler) -> Iterator[Mapping[signal.Signals, Handler]]:
-    """Sets the handler of the signals, gives what was there, and puts it back."""
+    """Sets the handler of the signals, yields the old ones, and restores them."""
     if threading.current_thread() is not threading.main_thread():
         yield {}
         return

@@ -1,4 +1,4 @@
-"""Errors of the disk, turned into ones that say what is wrong and how the run resumes."""
+"""Disk errors with what is wrong and how to resume."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 
 
 class StorageError(OSError):
-    """The disk does not take what a run writes; what it took before is still there."""
+    """The disk refuses a write; earlier writes are still there."""
 
     def __str__(self) -> str:
         return str(self.strerror)  # without the system's number, which means nothing to a reader
@@ -22,13 +22,10 @@ class StorageError(OSError):
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the disk, whoever writes, into one with rule, value and remedy.
+    """Turns any disk error into a StorageError with rule, value and fix.
 
     Args:
-        path: is named where the error names no file.
-
-    Raises:
-        StorageError: in the place of that error.
+        path: named if the error names no file.
     """
     try:
         yield
@@ -55,14 +52,11 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def check_room(folder: str | Path, needed: int) -> None:
-    """Refuse what will not fit beside what its folder holds already.
+    """Raises StorageError if the disk is too small.
 
     Args:
-        folder: of the run, which need not be there.
-        needed: bytes of everything that it will hold at once.
-
-    Raises:
-        StorageError: the disk has less.
+        folder: of the run, which may not exist yet.
+        needed: bytes of everything that it will hold at once, existing files included.
     """
     folder = Path(folder).absolute()
     held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -77,7 +71,7 @@ def check_room(folder: str | Path, needed: int) -> None:
 
 
 def _disk_error(error: Exception) -> int | None:
-    """The system's number of an error, or None.
+    """The system's error number, or None.
 
     PyTorch and safetensors write without Python, and have the number in their text, or none.
     """

@@ -1,4 +1,4 @@
-"""Text that a model, a file or a hub wrote, made safe for a terminal, Markdown or a file's name."""
+"""Makes text from a model, a file or a hub safe for a terminal, Markdown or a file name."""
 
 import logging
 import os
@@ -15,22 +15,22 @@ _MARKDOWN = re.compile(r"[\\`*<>|&]|\](?=[(\[:])")
 
 
 def printable(text: str) -> str:
-    """The text with control characters as their symbols; line breaks and tabs stay.
+    """The text with control characters as symbols; line breaks and tabs stay.
 
-    Marks that turn the direction of writing, and surrogates, become U+FFFD.
+    Marks that change the direction of writing, and surrogates, become U+FFFD.
     """
     return _BIDI.sub("\ufffd", text.translate(_SYMBOLS))
 
 
 def markdown(text: str) -> str:
-    """The text as one line of Markdown in which no HTML, link, code or table cell begins."""
+    """The text as one line of Markdown without active HTML, links, code or table cells."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(printable(text).split()))
 
 
 def file_name(name: str) -> str:
     """A name for one file or folder: letters, digits, '.', '-' and '_' stay, all else becomes '-'.
 
-    So does a dot in front: "../../x" becomes "-.-..-x", in the folder that was meant.
+    So does a leading dot: "../../x" becomes "-.-..-x".
     """
     return re.sub(r"[^\w.-]|^\.", "-", name) or "-"
 
@@ -41,10 +41,9 @@ def is_secret(variable: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """The text with "***" for credentials in addresses and for the values of secret variables.
+    """The text with "***" for credentials in addresses and for values of secret variables.
 
-    This package prints and records none itself; what a hub's client puts into an error is not in
-    its hands.
+    This package prints and records none itself, but errors of a hub's client may contain some.
     """
     for name, value in os.environ.items():
         if is_secret(name) and len(value) >= 8:
@@ -53,14 +52,14 @@ def without_secrets(text: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """A log line, `printable` and without secrets: it may quote what a model or a hub wrote."""
+    """A log line, `printable` and without secrets, since it may quote a model or a hub."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(without_secrets(super().format(record)))
 
 
 def log_to_terminal() -> None:
-    """Shows what the package logs on the terminal, unless logging is set up already."""
+    """Shows the package's log on the terminal, unless logging is set up already."""
     if not logging.getLogger().handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(PrintableFormatter("%(message)s"))

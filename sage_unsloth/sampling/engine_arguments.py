@@ -1,4 +1,4 @@
-"""What `vllm.LLM` is told: by this package, and by a user (`--engine-set`)."""
+"""Arguments of `vllm.LLM`: this package's, and a user's (`--engine-set`)."""
 
 import ast
 import dataclasses
@@ -13,7 +13,7 @@ from sage_unsloth.models.weights import adapter_config
 
 GIB = 2**30
 CACHE_BYTES = GIB
-"""For keys and values, at most; a quarter of the memory that is free where that is less."""
+"""Limit for keys and values; a quarter of the free memory if that is less."""
 HOTTEST = 2.0
 OURS = {
     "model": "--models",
@@ -27,7 +27,7 @@ OURS = {
     "generation_config": "the sampling options",
     "seed": "--seed",
 }
-"""Arguments that follow from other settings, and from which."""
+"""Argument -> the setting that decides it."""
 FREE = (
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
@@ -41,14 +41,14 @@ FREE = (
     "load_format",
     "download_dir",
 )
-"""Arguments that decide how much is computed at once, and how, but not what is drawn from."""
+"""Arguments that affect speed and memory, but not results."""
 
 
 def parse_arguments(texts: Iterable[str]) -> dict[str, Any]:
     """`["enforce_eager=true", "gpu_memory_utilization=.5"]` as keyword arguments of `vllm.LLM`.
 
     Raises:
-        ValueError: not NAME=VALUE, a name twice, or one that another setting decides.
+        ValueError: not NAME=VALUE, a repeated name, or one that another setting decides.
     """
     arguments: dict[str, Any] = {}
     for text in texts:
@@ -78,11 +78,7 @@ def _value(text: str) -> Any:
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuses what the installed vLLM does not know; it is imported for that.
-
-    Raises:
-        ValueError: an unknown name, with the nearest that there is.
-    """
+    """Imports vLLM and raises ValueError for an unknown argument, with the nearest name."""
     if not arguments:
         return
     from vllm import EngineArgs
@@ -98,11 +94,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_temperature(engine: str, temperature: float) -> None:
-    """Refuses a temperature that vLLM does not take, before anything is loaded.
-
-    Raises:
-        ValueError: above `HOTTEST` with vLLM.
-    """
+    """Raises ValueError for a temperature above `HOTTEST` with vLLM."""
     if engine == "vllm" and temperature > HOTTEST:
         raise ValueError(
             f"temperature must be <= {HOTTEST:g} with vLLM, got {temperature}. Lower it, or use "
@@ -111,12 +103,12 @@ def check_temperature(engine: str, temperature: float) -> None:
 
 
 def not_free(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those on which results depend: they tell a record set from others."""
+    """The arguments that affect results; they distinguish record sets."""
     return {name: value for name, value in arguments.items() if name not in FREE}
 
 
 def engine_arguments(adapters: Sequence[str | Path], max_length: int, dtype: str) -> dict[str, Any]:
-    """What `vllm.LLM` is given beside the model."""
+    """Arguments of `vllm.LLM` besides the model."""
     arguments: dict[str, Any] = {
         "max_model_len": max_length,
         "dtype": dtype,  # by its own rule vLLM runs a float32 model in 16 bits
@@ -131,7 +123,7 @@ def engine_arguments(adapters: Sequence[str | Path], max_length: int, dtype: str
 
 
 def lora_arguments(ranks: Sequence[int]) -> dict[str, Any]:
-    """What lets vLLM take adapters of these ranks, one at a time."""
+    """Arguments for adapters of these ranks, one at a time."""
     # vLLM knows ranks of 8, 16, 32 and so on.
     rank = max(8, 1 << (max(ranks) - 1).bit_length())
     return {
@@ -143,10 +135,10 @@ def lora_arguments(ranks: Sequence[int]) -> dict[str, Any]:
 
 
 def cpu_arguments(max_length: int) -> dict[str, Any]:
-    """What `vllm.LLM` is told on a processor.
+    """Arguments of `vllm.LLM` on a CPU.
 
-    Compiling takes minutes, and vLLM 0.32 cannot take back a number from a seeded generator of the
-    CPU, as it must where a prompt is computed in chunks.
+    Compiling takes minutes, and vLLM 0.32 cannot rewind a seeded CPU generator, as it must if a
+    prompt is computed in chunks.
 
     Args:
         max_length: prompt and completion together, tokens.

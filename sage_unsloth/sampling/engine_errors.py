@@ -1,4 +1,4 @@
-"""What an engine raises, with the phase in which it failed and a remedy."""
+"""Errors of an engine, with the failed phase and a fix."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,17 +19,16 @@ PHASES = {
 
 
 class EngineError(RuntimeError):
-    """The engine failed; what was drawn before is on disk."""
+    """The engine failed; completions sampled before are on disk."""
 
 
 @contextlib.contextmanager
 def engine_errors(name: str, phase: str, *, refusals: bool = True) -> Iterator[None]:
-    """Gives phase and remedy to what an engine raises: engines fail by classes of their own.
+    """Adds phase and fix to exceptions of an engine, which have classes of their own.
 
     Args:
-        name: of the model.
         phase: one of `PHASES`.
-        refusals: whether a ValueError inside is one of this package, which has its remedy.
+        refusals: a ValueError inside is from this package and keeps its message.
 
     Raises:
         EngineError: with the error's class and message.

@@ -1,13 +1,12 @@
-"""Draws completions, each from a random stream of its own: by transformers, or by vLLM
-(`vllm_engine`).
+"""Samples completions, each from its own random stream: transformers, or vLLM (`vllm_engine`).
 
 With transformers, a completion takes its t-th token by inverting the cumulative distribution at
-u[t], the t-th number of the generator that its own seed starts (`token_streams`). So what a row
-draws is a function of its seed and of its logits alone, whatever else is in the batch. The numbers
-u are exactly the same in any batch; the logits are so up to rounding, because padding and batch
-size change the order in which sums are formed (docs/evaluation.md says how often that changes
-a completion). vLLM takes a seed with each request, and its logits depend on the batch in the same
-way. The two engines draw different completions from one seed.
+u[t], the t-th number of the generator with its own seed (`token_streams`). So a row's tokens depend
+only on its seed and its logits, whatever else is in the batch. The numbers u are identical in any
+batch; the logits only up to rounding, because padding and batch size change the order of sums
+(docs/evaluation.md says how often that changes a completion). vLLM takes a seed with each request,
+and its logits depend on the batch in the same way. The two engines sample different completions
+from one seed.
 
 Shapes: B completions, T tokens at most, V vocabulary.
 """
@@ -26,17 +25,16 @@ Request = tuple[Sequence[int], int]
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How completions are drawn; the values are the paper's evaluation (T 0.3, the rest as in
-    training).
+    """Sampling settings; defaults are the paper's evaluation (T 0.3, the rest as in training).
 
     Attributes:
         num_samples: N, completions of each problem.
-        temperature, top_p, min_p: sampling; each filter sees the logits divided by the temperature.
-        top_k: how many tokens may be drawn; -1 keeps all.
+        temperature, top_p, min_p: each filter sees the logits divided by the temperature.
+        top_k: number of candidate tokens; -1 keeps all.
         max_completion_length: tokens.
-        batch_size: completions drawn together; a kill loses about so many.
+        batch_size: completions sampled together; a kill loses about this many.
         grade_seconds: time limit for grading one answer.
-        seed: from which the seed of each completion is derived.
+        seed: the seed of each completion is derived from it.
     """
 
     num_samples: int = 256
@@ -71,8 +69,8 @@ BATCH_SIZES = {"transformers": SamplingConfig.batch_size, "vllm": 1024}
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion without its EOS, why it ended ("stop", by EOS, or "length"), and the tokens
-    that were sampled.
+    """One completion without its EOS, its finish reason ("stop", by EOS, or "length"), and its
+    tokens.
     """
 
     text: str
@@ -82,17 +80,17 @@ class Completion:
 
 
 Ended = Callable[[int], object]
-"""Is told how many completions have ended since it was told last."""
+"""Called with the number of completions that ended since the last call."""
 
 
 def ignore(count: int) -> None:
-    """Who wants no `Ended`."""
+    """No-op `Ended`."""
 
 
 class Engine(Protocol):
-    """What draws completions; `name` is in the record, `tokenizer` makes the prompts.
+    """Samples completions; `name` is recorded, `tokenizer` makes the prompts.
 
-    `arguments` is what vLLM was started with, which is noted beside the settings of a record set.
+    `arguments` are those that vLLM was started with, recorded with a set's settings.
     """
 
     name: str
@@ -102,33 +100,33 @@ class Engine(Protocol):
     def draw(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig
     ) -> list[Completion]:
-        """One completion of each prompt (token ids), in order, each by its own seed."""
+        """One completion of each prompt (token ids), in order, each with its own seed."""
         ...
 
     def stream(
         self, requests: Iterable[Request], config: SamplingConfig, ended: Ended = ignore
     ) -> Iterator[tuple[int, Completion]]:
-        """(the request's number, its completion) as they end; requests are taken as there is room,
-        so that a caller that stops giving some gets what is in flight, and then the end.
+        """(number of the request, its completion) as they end.
+
+        Requests are taken one by one: a caller that stops providing them gets those in flight, then
+        the end.
         """
         ...
 
 
 class InBatches:
-    """The `stream` of an engine that draws whole batches."""
+    """`stream` for an engine that samples whole batches."""
 
     arguments: Mapping[str, Any] = MappingProxyType({})
 
     def draw(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], config: SamplingConfig
     ) -> list[Completion]:
-        """See `Engine`."""
         raise NotImplementedError
 
     def stream(
         self, requests: Iterable[Request], config: SamplingConfig, ended: Ended = ignore
     ) -> Iterator[tuple[int, Completion]]:
-        """See `Engine`."""
         waiting, start = iter(requests), 0
         while batch := list(islice(waiting, config.batch_size)):
             drawn = self.draw([ids for ids, _ in batch], [seed for _, seed in batch], config)
@@ -138,7 +136,7 @@ class InBatches:
 
 
 class TransformersEngine(InBatches):
-    """A model of transformers, on whatever device it is; `model.generate` draws batches."""
+    """A transformers model on any device; `model.generate` samples batches."""
 
     name = "transformers"
 
@@ -180,7 +178,7 @@ class TransformersEngine(InBatches):
 
 
 def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
-    """transformers' own: no pad token, temperature, top-k, top-p, min-p, in its own order."""
+    """transformers' own, in its order: no pad token, temperature, top-k, top-p, min-p."""
     from transformers.generation import logits_process as processors
 
     filters: list[Any] = [processors.SuppressTokensLogitsProcessor([pad_token_id], device=device)]
@@ -196,7 +194,7 @@ def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
 
 
 class _Draw:
-    """A logits processor that leaves each row one drawn token: the greedy choice is a sample."""
+    """A logits processor that leaves one sampled token per row for greedy decoding."""
 
     def __init__(self, uniforms_BT: Any, prompt_length: int):
         self.uniforms_BT, self.prompt_length = uniforms_BT, prompt_length
@@ -210,7 +208,7 @@ class _Draw:
 
 
 def completion_of(tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> Completion:
-    """Token ids up to the first that ends a completion, as text; special tokens stay in it."""
+    """Token ids up to the first stop token, as text with special tokens."""
     ids = list(ids)
     end = next((place for place, token in enumerate(ids) if token in stops), None)
     ids = ids[:end]

@@ -1,4 +1,4 @@
-"""Adds to records what a grader makes of their completions."""
+"""Adds grades to records."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,11 +13,10 @@ def grade_records(
     grader: Grader,
     problems: Sequence[str | None] | None = None,
 ) -> None:
-    """Adds to each record the answer that was extracted, its gold, the grade, how it was reached
-    (`grading.Kind`), and by which grader.
+    """Adds to each record the extracted answer, gold, grade, `grading.Kind` and grader.
 
-    With the texts of the problems, an answer may end in what its problem counts; such an end is
-    kept as `counted`, so that the record can be graded again without its problem.
+    With the problems' texts, an answer may end in what its problem counts; that end is stored as
+    `counted`, so that the record can be graded again without its problem.
     """
     answers = [grader.extract(record["completion"]) for record in records]
     if problems is None:
@@ -40,10 +39,7 @@ def grade_records(
 
 
 def is_stale(record: Mapping, grader: Grader, gold: str) -> bool:
-    """Whether a record's grade is another grader's, or against another gold.
-
-    A record of a batch that was drawn but not graded has no grader at all.
-    """
+    """Whether a record has no grade, or one of another grader or against another gold."""
     return record.get("grader") != grader.label or record["gold"] != gold
 
 

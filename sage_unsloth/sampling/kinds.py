@@ -1,6 +1,6 @@
-"""How answers reached their grade, from what records and rollouts keep of each.
+"""Counts how answers were compared, from records and rollouts.
 
-A reward that is gamed shows here first: the answers of one kind become many, and are right.
+Reward hacking shows here first: answers of one kind become frequent, and correct.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,12 @@ UNKNOWN = "not recorded"  # of a line that was graded before kinds were kept
 
 
 def kind_of(record: Mapping[str, Any]) -> str:
-    """The kind of one record's comparison (`grading.Kind`), or `UNKNOWN`."""
+    """A record's `grading.Kind`, or `UNKNOWN`."""
     return record.get("kind", UNKNOWN)
 
 
 def count_kinds(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """kind -> how many `answers` were compared so, and how many of them are `correct`.
+    """kind -> number of `answers` compared in that way, and of `correct` ones.
 
     Args:
         records: with `grade` and `kind`.
@@ -31,7 +31,7 @@ def count_kinds(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int
 
 
 def correct_shares(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
-    """kind -> its share of the correct answers; of kinds that have some."""
+    """kind -> its share of the correct answers, if it has any."""
     total = sum(result["correct"] for result in counts.values())
     return {
         kind: result["correct"] / total for kind, result in counts.items() if result["correct"] > 0
@@ -39,8 +39,8 @@ def correct_shares(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
 
 
 def kinds_text(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """One line: "number 12 of 20 right, text 3 of 4 right"."""
+    """One line: "number 12 of 20 correct, text 3 of 4 correct"."""
     return ", ".join(
-        f"{kind} {result['correct']} of {result['answers']} right"
+        f"{kind} {result['correct']} of {result['answers']} correct"
         for kind, result in counts.items()
     )

@@ -1,19 +1,19 @@
-"""The file of a record set, which only grows, and the settings beside it.
+"""The append-only file of a record set, and its settings.
 
-A set is a .jsonl file, with `.settings.json` beside it. One line is one completion:
+A set is a .jsonl file with a `.settings.json` next to it. One line is one completion:
 
     run           the set that it belongs to: a digest of its settings
     model, benchmark, problem_id, sample    sample counts from 0
     seed          of this completion's own random stream (`record_sets.sample_seed`)
     completion, num_tokens, finish_reason   without EOS; "stop" (by EOS) or "length"
-    token_ids                               of the completion; in a rehearsal's file alone
-    extracted, gold, grade, kind, grader    what was compared, the grade, how it was reached, and
+    token_ids                               of the completion; only in a rehearsal's file
+    extracted, gold, grade, kind, grader    the compared texts, the grade, how it was reached, and
                                             checker, versions and rules of extraction
 
-A later line with the same problem and sample replaces the fields that it names: that is how a set
-is graded again without drawing anything. More samples, or some of the problems, belong to the same
-set, because a completion depends on its own seed only; any other setting makes another set, and the
-file of one is refused to another.
+A later line with the same problem and sample replaces the fields that it names: this is how a set
+is graded again without sampling. More samples, or some of the problems, belong to the same set,
+because a completion depends only on its own seed. Any other setting makes another set, and a file
+accepts only its own set.
 """
 
 import hashlib
@@ -33,7 +33,6 @@ FREE_SETTINGS = ("num_samples", "batch_size", "grade_seconds")
 
 
 def settings_path(path: str | Path) -> Path:
-    """The settings file of a record set."""
     return Path(path).with_suffix(".settings.json")
 
 
@@ -44,7 +43,7 @@ def set_settings(
     benchmark: str,
     identity: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What tells a record set from others, as its settings file holds it."""
+    """The settings that identify a record set."""
     settings = {
         "model": model,
         "benchmark": benchmark,
@@ -61,7 +60,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         `format`, `run`, `settings`, `provenance`, `environment`, `prompts`.
 
     Raises:
-        ValueError: there is none, or it is of another format.
+        ValueError: it is missing, or of another format.
     """
     file = settings_path(path)
     if not file.is_file():
@@ -73,7 +72,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     result = recorded.get("format", 1)
     if result != FORMAT:
         remedy = (
-            "Upgrade sage_unsloth" if result > FORMAT else "Choose another --out and draw again"
+            "Upgrade sage_unsloth" if result > FORMAT else "Choose another --out and sample again"
         )
         raise ValueError(
             f"record sets must be of format {FORMAT}, but {file} is of format {result}. {remedy}"
@@ -82,10 +81,10 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def read_samples(path: str | Path) -> list[dict]:
-    """The records of a set, in the order in which they were drawn, each as its last line left it.
+    """The records of a set in sampling order, each with its last fields.
 
     Raises:
-        ValueError: a line within the file is no record, or one of another set.
+        ValueError: a line is not a record, or belongs to another set.
     """
     records: dict[tuple[str, int], dict] = {}
     run = None
@@ -102,7 +101,7 @@ def read_samples(path: str | Path) -> list[dict]:
 
 
 def read_set(path: str | Path) -> tuple[dict[str, Any], list[dict]]:
-    """The settings of a record set and its records, problem by problem and sample by sample.
+    """The settings and the records of a set, sorted by problem and sample.
 
     So a report does not depend on which completion ended first.
 
@@ -118,11 +117,7 @@ def read_set(path: str | Path) -> tuple[dict[str, Any], list[dict]]:
 
 
 def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
-    """Refuses a file that holds another set; a set that does not exist yet is none.
-
-    Raises:
-        ValueError: the set at `path` has other settings.
-    """
+    """Raises ValueError if the file holds a set with other settings."""
     if settings_path(path).exists() or Path(path).exists():
         recorded = read_settings(path)["settings"]
         refuse_other_settings(Path(path), recorded, settings)
@@ -135,17 +130,17 @@ def open_set(
     provenance: Sequence[dict],
     engine_arguments: Mapping[str, Any],
 ) -> tuple[str, list[dict]]:
-    """Begins a record set, or checks that the file is of this one.
+    """Starts a record set, or checks that the file belongs to it.
 
     Args:
         path: of the set; this process holds its lock.
         settings: `set_settings`.
-        prompts: problem -> token ids; a problem that the set has not seen is added to it.
-        provenance: where the problems are from, for a new set.
-        engine_arguments: what the engine was started with, for a new set.
+        prompts: problem -> token ids; new problems are added to the set.
+        provenance: origin of the problems, for a new set.
+        engine_arguments: of the engine, for a new set.
 
     Returns:
-        The name of the set and the records that it has.
+        The name of the set and its records.
 
     Raises:
         ValueError: other settings, another prompt for a problem, or records of another set.

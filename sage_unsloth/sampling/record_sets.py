@@ -1,6 +1,6 @@
-"""Draws and grades the completions of one model on one benchmark, so that nothing is drawn twice.
+"""Samples and grades the completions of one model on one benchmark, never twice.
 
-What is drawn goes to a record set, batch by batch; `record_files` describes its file.
+Completions are appended to a record set batch by batch; `record_files` describes its file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def prompt_ids(tokenizer: Any, problem: str | Turns) -> list[int]:
-    """The training prompt, byte for byte, as tokens; the template brings all special tokens.
+    """The training prompt, byte for byte, as tokens; the template adds all special tokens.
 
     Args:
         tokenizer: see `render_prompt`.
@@ -43,12 +43,12 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def prompt_identity(prompt: PromptFormat) -> dict[str, Any]:
-    """The format as the settings of a set have it; the project's is not named in them."""
+    """The prompt format for a set's settings; empty for the project's."""
     return {} if prompt == PROJECT_PROMPT else {"prompt": asdict(prompt)}
 
 
 def gold_of(row: dict) -> str:
-    """What the checker compares an answer with."""
+    """The text that the checker compares an answer with."""
     return row["gold"] if "gold" in row else row["answer"]
 
 
@@ -68,24 +68,21 @@ def sample_and_grade(
     token_ids: bool = False,
     bar: Any = None,
 ) -> list[dict]:
-    """Draw what is missing of N completions of every problem, grade it, and return the records.
+    """Completes N samples of every problem, grades them, and returns the records.
 
     Args:
         config: sampling; N is its `num_samples`.
-        engine: of the model; see `engines`.
-        rows: dicts with `id`, `problem` (or `messages`, a conversation), `answer`, and `gold`
-            where the checker compares with something else.
-        path: the record set.
-        model, benchmark: names for the records.
-        identity: what else tells this set from others, such as digests of the weights
+        rows: dicts with `id`, `problem` (or `messages`, a conversation), `answer`, and `gold` if
+            the checker compares with something else.
+        identity: further values that identify the set, such as digests of the weights
             (`model_identity`).
-        provenance: where the rows are from; kept beside the settings, and free to change as long as
-            the prompts do not.
+        provenance: origin of the rows; stored with the settings, and may change as long as the
+            prompts do not.
         checker: grades; records of another grader or version are graded again first.
-        prompt: the format that the engine's model is asked in, whose tags mark its answers.
-        boxed: take answers by the rules of evaluation; else by those of training (`extraction`).
+        prompt: the prompt format, whose tags mark answers.
+        boxed: extract answers by the rules of evaluation, not of training (`extraction`).
         token_ids: record the tokens of each completion too.
-        bar: a tqdm bar over completions to advance; None makes one.
+        bar: a tqdm bar over completions; None makes one.
 
     Returns:
         The records of these problems, samples 0 to N - 1, in the order of `rows`.
@@ -93,7 +90,7 @@ def sample_and_grade(
     Raises:
         ValueError: the file belongs to another set, or another process writes to it; or see
             `Grader.judge_answers`.
-        EngineError: the engine failed; a second run resumes from there.
+        EngineError: the engine failed; run again to resume.
         KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM, after the batch in flight
             (`stopping.finishing`).
     """
@@ -179,7 +176,7 @@ def _problems(records: Sequence[dict], rows: Sequence[dict]) -> list[str]:
 
 
 def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: Grader) -> None:
-    """Grades every record whose grader or gold is not today's, on disk and in memory."""
+    """Grades every record of another grader or gold again, on disk and in memory."""
     golds = {row["id"]: gold_of(row) for row in rows}
     stale = [
         record

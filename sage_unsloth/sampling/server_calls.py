@@ -1,7 +1,7 @@
-"""Rollouts by a vLLM server of its own (`trl vllm-serve`): every request is compared with what was
-configured, as the calls of an engine in the process are (`engine_choice.check_calls`).
+"""Checks the requests to a separate vLLM server (`trl vllm-serve`) against the configuration.
 
-Not run here: the weights go to the server over NCCL, which needs GPUs on both sides.
+`engine_choice.check_calls` does the same for an engine in the process. Not run here: the weights go
+to the server over NCCL, which needs GPUs on both sides.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from sage_unsloth.sampling.engine_choice import RolloutError
 
 
 def check_client() -> None:
-    """Raises ValueError without a GPU or vLLM, by whose means the client sends the weights."""
+    """Raises ValueError without a GPU or vLLM, which the client needs to send the weights."""
     import torch
 
     if not torch.cuda.is_available():
@@ -28,14 +28,14 @@ def check_client() -> None:
 
 
 def check_requests(client: Any, expected: Mapping[str, Any]) -> None:
-    """Compare what every request asks a server for with what was configured.
+    """Compares every request to a server with the configuration.
 
     Args:
         client: TRL's `VLLMClient`, whose `generate` is wrapped.
         expected: names of vLLM's `SamplingParams` -> values.
 
     Raises:
-        RolloutError: in a request, a setting is another one, or is missing.
+        RolloutError: in a request, if a setting differs or is missing.
     """
     generate = client.generate
 

@@ -1,4 +1,4 @@
-"""A random stream for each completion, and how a token is drawn with its next number.
+"""A random stream for each completion, and sampling a token with its next number.
 
 Shapes: B completions, T tokens at most, V vocabulary.
 """
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:
     """The seed of one completion: 52 bits of the SHA-256 of `[seed, problem_id, sample]` as JSON.
 
-    It depends on nothing else, so any completion can be drawn again alone, and two models answer a
-    problem from the same stream. 52 bits survive any reader of JSON; among a million completions,
-    two share a seed with a chance of 1e-4.
+    It depends on nothing else, so any completion can be sampled again alone, and two models use the
+    same stream for a problem. Any JSON reader keeps 52 bits; among a million completions, two share
+    a seed with a chance of 1e-4.
     """
     text = json.dumps([seed, problem_id, sample])
     return int(hashlib.sha256(text.encode()).hexdigest()[:13], 16)
@@ -31,14 +31,11 @@ def row_uniforms(seeds: Sequence[int], length: int) -> "np.ndarray":
 
 
 def invert(probabilities_BV: Any, uniforms_B: Any) -> Any:
-    """The first token at which the cumulative probability exceeds u.
+    """The first token, (B,) ids, at which the cumulative probability exceeds u.
 
     Args:
-        probabilities_BV: (B, V); a token of probability 0 is never drawn.
+        probabilities_BV: (B, V); a token of probability 0 is never chosen.
         uniforms_B: (B,) u in [0, 1), float64.
-
-    Returns:
-        (B,) token ids.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Draws completions by vLLM's offline engine, which fills the places of those that end itself."""
+"""Samples completions with vLLM's offline engine, which batches continuously."""
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,13 +28,14 @@ class VllmEngine(InBatches):
 
     Args:
         path: model folder or hub id.
-        adapters: every LoRA folder that `use` will be given.
+        adapters: every LoRA folder that `use` will get.
         max_length: prompt and completion together, tokens.
         dtype: of the weights, one of `dtypes.DTYPES`; "auto" is the model's own.
-        arguments: further ones of `vllm.LLM`, such as `gpu_memory_utilization`, `enforce_eager`.
+        arguments: further arguments of `vllm.LLM`, such as `gpu_memory_utilization`,
+            `enforce_eager`.
 
     Raises:
-        ValueError: an unknown format, or an argument that vLLM does not have.
+        ValueError: an unknown dtype, or an argument that vLLM does not have.
         EngineError: it cannot be imported, or does not start.
     """
 
@@ -71,7 +72,7 @@ class VllmEngine(InBatches):
 
     @classmethod
     def around(cls, llm: Any, tokenizer: Any, stops: Sequence[int]) -> "VllmEngine":
-        """The engine that a model for RL has already, without an adapter: the start of training."""
+        """Wraps the engine of an RL model, without an adapter: the start of training."""
         engine = cls.__new__(cls)
         engine.llm, engine.tokenizer, engine.stops = llm, tokenizer, list(stops)
         engine.adapters, engine.lora_request = [], None
@@ -79,7 +80,7 @@ class VllmEngine(InBatches):
         return engine
 
     def use(self, adapter: str | Path | None) -> None:
-        """Draw by this adapter from now on, or by the base model for None."""
+        """Switches to this adapter, or to the base model for None."""
         self.lora_request = None if adapter is None else lora_request(self.adapters, adapter)
 
     def draw(
@@ -92,8 +93,8 @@ class VllmEngine(InBatches):
         """One completion of each prompt, in order; see `Engine`.
 
         Raises:
-            ValueError: a prompt and the longest completion are longer than the engine takes, which
-                would end completions early.
+            ValueError: prompt and longest completion exceed the engine's length, which would end
+                completions early.
         """
         longest = max(map(len, prompts), default=0) + config.max_completion_length
         if self.max_length is not None and longest > self.max_length:
@@ -117,8 +118,8 @@ class VllmEngine(InBatches):
     def stream(
         self, requests: Iterable[Request], config: SamplingConfig, ended: Ended = ignore
     ) -> Iterator[tuple[int, Completion]]:
-        """See `Engine`. A call of vLLM draws `batch_size` completions and fills places by itself;
-        `ended` is told meanwhile.
+        """See `Engine`. A call of vLLM samples `batch_size` completions and calls `ended`
+        meanwhile.
         """
         waiting, start = iter(requests), 0
         while batch := list(islice(waiting, config.batch_size)):
@@ -128,15 +129,14 @@ class VllmEngine(InBatches):
 
 
 def reporting_bar(ended: Ended, iterable: Iterable | None = None, **options: Any) -> Any:
-    """What `LLM.generate` takes for its bars (`use_tqdm`): shows nothing, and tells `ended`.
+    """A `use_tqdm` argument of `LLM.generate` that shows nothing and calls `ended`.
 
     vLLM makes one bar around the requests that it adds, and one that it advances by each that ends,
     whose `n`, `postfix` and elapsed time it reads.
 
     Args:
-        ended: told of each completion.
-        iterable: the requests, for the first.
-        options: tqdm's.
+        ended: called with the number of completions.
+        iterable: the requests, for the first bar.
     """
     if iterable is not None:
         return iterable
@@ -152,7 +152,7 @@ def reporting_bar(ended: Ended, iterable: Iterable | None = None, **options: Any
 
 
 def lora_request(adapters: Sequence[str], adapter: str | Path) -> Any:
-    """vLLM's request for one of the adapters; ids begin at 1, in the order of `adapters`."""
+    """vLLM's request for one of the adapters; ids start at 1, in the order of `adapters`."""
     from vllm.lora.request import LoRARequest
 
     number = adapters.index(str(adapter)) + 1
@@ -162,7 +162,6 @@ def lora_request(adapters: Sequence[str], adapter: str | Path) -> Any:
 def request_parameters(
     tokenizer: Any, stops: Sequence[int], seed: int, config: SamplingConfig
 ) -> Any:
-    """vLLM's `SamplingParams` of one completion."""
     from vllm import SamplingParams
 
     return SamplingParams(

@@ -1,6 +1,6 @@
-"""The table of checks: what each runs, how long it may take, and what it needs.
+"""The table of checks: the function of each, its time limit and its requirements.
 
-A new check is a function of a folder, that yields `Finding`s, and a row here.
+A new check is a function of a folder that yields `Finding`s, and a row here.
 """
 
 import functools
@@ -25,7 +25,7 @@ def _no_gpu() -> str | None:
 
 
 def _no_sleep() -> str | None:
-    """Why vLLM cannot give its memory to training; on a processor it has no memory of its own."""
+    """Why vLLM cannot free its memory for training; on a CPU it has no separate memory."""
     return _no_gpu() or why_no_vllm()
 
 
@@ -42,10 +42,8 @@ class Check:
     Attributes:
         name: in the table, in `selftest.json` and for `pytest -m gpu -k`.
         function: "module:function": (folder, **arguments) → findings.
-        arguments: of the function.
-        seconds: that it may take on a GPU; four times that elsewhere.
+        seconds: time limit on a GPU; four times that elsewhere.
         missing: why it is not possible on this machine, or None.
-        environment: variables of its process.
     """
 
     name: str
@@ -57,7 +55,7 @@ class Check:
 
     @property
     def limit(self) -> int:
-        """Seconds that it may take on this machine."""
+        """Time limit on this machine, seconds."""
         return self.seconds if has_gpu() else 4 * self.seconds
 
 
@@ -72,9 +70,7 @@ def _loss(number_format: str, ways: list[str], suffix: str = "", **settings: Any
 
 @functools.cache
 def all_checks() -> tuple[Check, ...]:
-    """Those of this machine, in their order: what comes last is what the time may not suffice
-    for.
-    """
+    """The checks of this machine; those that the time may not suffice for come last."""
     gpu = has_gpu()
     half = half_precision() if gpu else "bfloat16"
     # On a GPU compiling takes seconds, and one process does for all ways; on a CPU it takes

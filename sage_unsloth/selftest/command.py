@@ -7,7 +7,7 @@ FILE = "selftest.json"
 
 
 def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
-    """The options of the self-test; without `--deep` the command is `act`, as before."""
+    """The options of the self-test; without `--deep` the command is `act`."""
     parser.add_argument(
         "--deep",
         action="store_true",

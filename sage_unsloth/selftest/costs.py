@@ -1,4 +1,4 @@
-"""Checks: a guided optimizer step beside a plain one, and the plan's memory beside the measured."""
+"""Checks a guided optimizer step against a plain one, and planned against measured memory."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ from sage_unsloth.selftest.findings import NOT_HERE, Finding
 
 MIB = 2**20
 TIME_ALLOWED, MEMORY_ALLOWED = 1.5, 1.25
-"""Ratios, far above what has been measured: a check of something gone wrong, not of the cost."""
+"""Ratios far above the measured ones: they detect defects, not costs."""
 EXACT = 0.05  # relative, of items that the plan does not call estimates
 STEPS = 4  # of each trainer; the first compiles, and is not counted
 
 
 @dataclass
 class Costs:
-    """What one run of a trainer took; bytes are of the state that stays, by its items."""
+    """Costs of one training run; bytes are of the permanent state, by item."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
@@ -156,7 +156,7 @@ def _measure(trainer: Any, guide: Any) -> Costs:
 
 @contextmanager
 def _peak(costs: Costs) -> Iterator[None]:
-    """The largest of all phases; a phase's own peak is reset at its beginning."""
+    """The largest of all phases; the peak is reset at the start of each."""
     if memory_source() is None:
         yield
         return
@@ -174,7 +174,7 @@ def _start_phase() -> int:
 
 
 def _bytes(parameter: Any) -> int:
-    """Of a weight; of a 4-bit one with its scales."""
+    """Bytes of a weight, of a 4-bit one with its scales."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return parameter.nbytes
@@ -194,7 +194,7 @@ def _state_bytes(optimizer: Any) -> int:
 
 
 def _plan(model: Any, costs: Costs, length: int) -> Iterator[Finding]:
-    """Each item of the plan that was measured, planned and measured bytes."""
+    """Planned and measured bytes of each measured item of the plan."""
     gpu = has_gpu()
     setup = Setup(
         architecture=architecture_of(model.config),

@@ -1,8 +1,7 @@
-"""Qwen2 with an adapter in plain PyTorch: no transformers, no peft, no kernel of anybody.
+"""Qwen2 with an adapter in plain PyTorch, without transformers, peft or custom kernels.
 
-Unsloth replaces transformers' own Qwen2 in the process that it is imported into, so an independent
-forward pass cannot come from there. In float64 this is the oracle; in another format it is what
-plain PyTorch makes of that format's rounding.
+Unsloth replaces transformers' Qwen2 in its process, so an independent forward pass cannot come from
+there. In float64 this is the oracle; in another dtype it shows plain PyTorch's rounding.
 
 Shapes: B sequences of T tokens without padding, H hidden size, V vocabulary.
 """
@@ -23,7 +22,7 @@ _WRAPPERS = re.compile(r"^base_model\.model\.|\.base_layer|\.default(?=\.)")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a Qwen2 config says that its weights do not."""
+    """Values of a Qwen2 config that its weights do not determine."""
 
     num_layers: int
     num_heads: int
@@ -37,7 +36,7 @@ def shape_of(config: Any) -> Shape:
     """The shape in a transformers config of Qwen2.
 
     Raises:
-        ValueError: a family other than qwen2, a scaled RoPE, or a sliding window.
+        ValueError: another family, a scaled RoPE, or a sliding window.
     """
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     if config.model_type != "qwen2" or rope.get("rope_type", "default") != "default":
@@ -60,13 +59,10 @@ class Decoder:
     """The model; its trained weights are the adapter's A and B, leaves of autograd.
 
     Args:
-        shape: of the model.
-        weights: by transformers' names.
         adapter: A and B by the names of their linear layer.
         scale: alpha / r of the adapter.
-        dtype: that every product is computed in. Norms, RoPE's angles and the softmax are float32
-            at least, as in transformers.
-        device: for all of it.
+        dtype: of every product. Norms, RoPE's angles and the softmax are float32 at least, as in
+            transformers.
     """
 
     def __init__(
@@ -89,7 +85,7 @@ class Decoder:
         }
 
     def logits(self, ids: Tensor, *, adapted: bool = True) -> Tensor:
-        """(T, V) logits of one text, (T,) token ids; `adapted=False` is the model below."""
+        """(T, V) logits of one text, (T,) token ids; `adapted=False` is the base model."""
         x = self.weights["model.embed_tokens.weight"][ids]
         cos, sin = self._angles(len(ids), x.device)
         for layer in range(self.shape.num_layers):
@@ -147,8 +143,7 @@ class Decoder:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name as transformers and `Decoder` write it, without what peft wraps around
-    it."""
+    """A parameter's name in transformers and `Decoder`, without peft's wrappers."""
     name = _WRAPPERS.sub("", name)
     return name.removesuffix(".weight") if ".lora_" in name else name
 
@@ -156,9 +151,7 @@ def plain_name(name: str) -> str:
 def decoder_of(
     policy: Any, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
 ) -> Decoder:
-    """The same model and adapter as a peft policy; 4-bit weights are the values that they stand
-    for.
-    """
+    """The model and adapter of a peft policy; 4-bit weights are dequantised."""
     weights, adapter = {}, {}
     for name, parameter in policy.named_parameters():
         name = plain_name(name)

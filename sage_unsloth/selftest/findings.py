@@ -1,4 +1,4 @@
-"""What a check finds, as a row of the table and of `selftest.json`."""
+"""A result of a check: a row of the table and of `selftest.json`."""
 
 import os
 import re
@@ -19,13 +19,13 @@ class Finding:
     """One row.
 
     Attributes:
-        check: of which check; the process around it fills it in.
-        name: what was looked at.
+        check: its name, set by the process around it.
+        name: the tested property.
         status: one of `STATUSES`.
         found: one sentence.
-        remedy: what to do; empty where nothing is to be done.
-        seconds: that it took; None where it was not run.
-        figures: what was measured, for a reader of the file.
+        remedy: the fix, or "".
+        seconds: duration; None if it was not run.
+        figures: measurements, for a reader of the file.
     """
 
     check: str = ""
@@ -40,17 +40,17 @@ class Finding:
     def of(
         cls, good: bool, *, name: str, found: str, remedy: str, figures: dict[str, Any]
     ) -> "Finding":
-        """What was measured and is `good`, or else failed, with its remedy."""
+        """A passed finding if `good`, else a failed one with its remedy."""
         status, remedy = (PASSED, "") if good else (FAILED, remedy)
         return cls(name=name, status=status, found=found, remedy=remedy, figures=figures)
 
     def row(self) -> dict[str, Any]:
-        """As it is written, without the paths and secrets of this machine."""
+        """The row for the file, without paths and secrets of this machine."""
         return without_places(asdict(self))
 
 
 def without_places(value: Any) -> Any:
-    """The value with no secret, and no path of this machine, in any text within it."""
+    """The value without secrets and paths of this machine in its texts."""
     if isinstance(value, dict):
         return {key: without_places(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -65,7 +65,7 @@ def without_places(value: Any) -> Any:
 
 
 def _places() -> list[tuple[str, str]]:
-    """Folders and what stands for them, the longest first."""
+    """Folders and their placeholders, the longest first."""
     package = Path(__file__).resolve().parents[1]
     named = {
         str(package): "sage_unsloth",

@@ -1,13 +1,13 @@
-"""Check: the guided loss and its gradient, in one number format, against the float64 oracle.
+"""Checks the guided loss and its gradient, in one dtype, against the float64 oracle.
 
-What may differ is rounding, and how much of it a format makes on this batch is measured: the same
-loss by plain PyTorch (`decoder.py`), its products in the format of the policy, on the same device.
-Its distance from the oracle is the yardstick, and the trainer may be `ALLOWED` times as far, since
-its kernels round in another order and at other places. No constant of a card enters.
+Only rounding may differ. Its size on this batch is measured: the same loss in plain PyTorch
+(`decoder.py`), with products in the policy's dtype, on the same device. The trainer may be
+`ALLOWED` times as far from the oracle, since its kernels round in another order and at other
+places. No constant of a GPU is used.
 
 The gradient is also written as a · advantage + b · kl + c · guide, the oracle's three terms, by
-least squares. Each coefficient must be 1, within what the allowed rounding can move it: so a term
-with a wrong sign or scale, or a guide that is missing, is told by its name.
+least squares. Each coefficient must be 1, within the effect of the allowed rounding: so a term with
+a wrong sign or scale, or a missing guide, is reported by name.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Distance:
     """How far a step is from the oracle's.
 
     Attributes:
-        gradient: of the weight where it is largest, ‖error‖ / ‖expected‖.
+        gradient: the largest ‖error‖ / ‖expected‖ of a weight.
         loss: the error over the larger of the loss and `LOSS_SCALE`.
     """
 
@@ -134,10 +134,8 @@ def judge_step(step: Step, expected: Expected, plain: Expected, rounding: float)
     """Status, sentence, remedy and figures of a step.
 
     Args:
-        step: of the trainer.
-        expected: the oracle's.
-        plain: by plain PyTorch in the policy's format.
-        rounding: the unit roundoff of that format, below which no yardstick is.
+        plain: plain PyTorch's, in the policy's dtype.
+        rounding: the unit roundoff of that dtype, a lower bound of the allowed distance.
     """
     required = expected.total
     result = distance(step.gradients, step.loss, required, expected.loss)
@@ -171,7 +169,7 @@ def judge_step(step: Step, expected: Expected, plain: Expected, rounding: float)
 def distance(
     gradients: Mapping[str, Tensor], loss: float, required: Mapping[str, Tensor], wanted_loss: float
 ) -> Distance:
-    """See `Distance`; a weight without a gradient is as far as can be."""
+    """See `Distance`; a missing gradient is infinitely far."""
     ratios = []
     for name, expected in required.items():
         error = gradients.get(name, torch.zeros_like(expected)) - expected
@@ -183,9 +181,9 @@ def distance(
 def coefficients_of(
     gradients: Mapping[str, Tensor], expected: Expected, allowed: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The gradient's coefficients on the oracle's terms, and how far rounding may move each.
+    """The gradient's coefficients on the oracle's terms, and the effect of rounding on each.
 
-    An error of the whole gradient of size ε moves a coefficient by at most ε over the length of
+    An error of the whole gradient of size ε changes a coefficient by at most ε over the length of
     that term's part that is orthogonal to the other terms.
     """
     names = list(expected.total)

@@ -1,12 +1,12 @@
 """The guided GRPO loss and its gradient in float64, from texts and weights alone.
 
-Independent of the loss of this package, of Unsloth and of TRL: each completion is scored by one
-unpadded pass of a model of its own (`decoder.py`), and the loss is written out here a second time.
-The loss is a sum of three terms whose gradients are kept apart, since each may be wrong for itself:
+Independent of this package's loss, of Unsloth and of TRL: each completion is scored by one unpadded
+pass of a separate model (`decoder.py`), and the loss is implemented here a second time. It is a sum
+of three terms with separate gradients, since each may be wrong by itself:
 
     advantage   −mean over completions of the mean over tokens of min(ρ A, clip(ρ) A)
     kl          β · the same mean of exp(d) − d − 1, d = log π_ref − log π
-    guide       what the same becomes with d + log q, less `kl`
+    guide       the same with d + log q, minus `kl`
 
 Shapes: B sequences, T completion tokens; log-probabilities in nats.
 """
@@ -22,14 +22,11 @@ TERMS = ("advantage", "kl", "guide")
 SMALL_D = 2.5  # nats; from 2.6 on Unsloth bounds k3, which the oracle does not
 
 FLOAT16_SCALE = 2.0**12
-"""Of the loss in float16, whose smallest numbers the gradients of a token's logits would fall
-below."""
+"""Of the loss in float16, in which gradients of a token's logits would underflow."""
 
 
 def completion_rows(inputs: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """(prompt ids, completion ids) of each row of a trainer's batch, without padding; the
-    completion ends where its mask ends.
-    """
+    """(prompt ids, completion ids) of each row of a trainer's batch, without padding."""
     for row in range(inputs["prompt_ids"].shape[0]):
         prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
         ids, mask = inputs["completion_ids"][row], inputs["completion_mask"][row].bool()
@@ -43,8 +40,7 @@ def score(
 
     Args:
         logits: of one text, (length,) token ids to (length, V).
-        inputs: a trainer's batch.
-        temperature: that the logits are divided by.
+        temperature: divides the logits.
     """
     length = inputs["completion_ids"].shape[1]
     logps, entropies = [], []
@@ -60,8 +56,9 @@ def score(
 
 
 def to_completion_layout(values: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-    """Unsloth's layout, each row shifted left by its padding and (B, T + largest left pad) wide, to
-    (B, T) float64.
+    """Unsloth's layout as (B, T) float64.
+
+    There each row is shifted left by its padding, and (B, T + largest left padding) wide.
     """
     valid = inputs["completion_mask"].bool()
     left_pad = inputs["prompt_mask"].shape[1] - inputs["prompt_mask"].sum(-1)
@@ -91,18 +88,17 @@ def loss_terms(
     epsilon: float,
     old_logps: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The three scalars whose sum is the loss, completion by completion.
+    """The three scalars whose sum is the loss, computed per completion.
 
     Args:
         logps: (B, T), with gradient.
         ref_logps, log_guide, old_logps: (B, T); without `old_logps` ρ = 1.
         lengths: tokens of each completion.
         advantages: (B,).
-        beta: β.
         epsilon: ρ is clipped to [1 − ε, 1 + ε].
 
     Raises:
-        ValueError: a text on which policy and reference differ so much that Unsloth bounds k3.
+        ValueError: policy and reference differ so much that Unsloth bounds k3.
     """
     terms = {name: torch.zeros((), dtype=logps.dtype, device=logps.device) for name in TERMS}
     rows = [row for row, length in enumerate(lengths) if length]
@@ -131,7 +127,6 @@ class Expected:
     """Loss and gradient of one batch.
 
     Attributes:
-        loss: the sum of the terms.
         gradients: of each term, one flat float64 vector for each trained weight.
         ref_logps: (B, T) of the reference.
     """
@@ -157,11 +152,9 @@ def expected_step(
     epsilon: float,
     temperature: float = 1.0,
 ) -> Expected:
-    """Loss and gradients of a batch as `decoder` computes them, in its own number format.
+    """Loss and gradients of a batch, in the dtype of `decoder`.
 
     Args:
-        decoder: a `Decoder`.
-        inputs: a trainer's batch.
         guide: the arguments of `branch_guide`.
         source: whose entropies the guide reads, "policy" or "reference".
     """

@@ -1,7 +1,7 @@
-"""The policy and the trainer of the checks: random weights, an adapter that is not zero.
+"""Policy and trainer of the checks: random weights, an adapter that is not zero.
 
-On a GPU Unsloth's FastLanguageModel loads it in each format; elsewhere transformers and peft do, as
-`models.loading` does.
+On a GPU Unsloth's FastLanguageModel loads each dtype; elsewhere transformers and peft do, as in
+`models.loading`.
 """
 
 from collections.abc import Callable
@@ -25,27 +25,26 @@ RANK, ALPHA = 8, 16
 ADAPTER_STD = 0.02  # of B: policy and reference then differ by about 0.1 nats a token
 SEED = 3407
 GUIDE = {"ratio": 0.6, "threshold": 3.2, "q_min": 0.6, "q_max": 2.0}
-"""Of the Branch guide of every check: stronger than the paper's, so that 16 bits show it, and with
-a threshold that entropies of the small model lie around. Arguments of `BranchGuide`, and of the
-oracle's own."""
+"""Arguments of `BranchGuide` and of the oracle's guide: stronger than the paper's, so that 16 bits
+show it, and with a threshold near the small model's entropies."""
 
 
 def has_bfloat16() -> bool:
-    """Whether the card computes bfloat16 itself; PyTorch emulates it on a T4."""
+    """Whether the GPU computes bfloat16 itself; PyTorch emulates it on a T4."""
     import torch
 
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def half_precision() -> str:
-    """The 16-bit format that this machine trains in; float32 without a GPU."""
+    """The 16-bit dtype of training on this machine; float32 without a GPU."""
     if not has_gpu():
         return "float32"
     return "bfloat16" if has_bfloat16() else "float16"
 
 
 def compute_format(number_format: str) -> str:
-    """The format that products of such weights are computed in."""
+    """The dtype of products with such weights."""
     return half_precision() if number_format == "4-bit" else number_format
 
 
@@ -152,13 +151,13 @@ def make_trainer(
     rollouts: str = "transformers",
     **settings: Any,
 ) -> Any:
-    """Unsloth's generated trainer over arithmetic prompts, eight completions to each.
+    """Unsloth's generated trainer on arithmetic prompts, with eight completions each.
 
     Args:
-        number_format: one of `FORMATS`, as the model was loaded.
+        number_format: of the loaded model, one of `FORMATS`.
         rewards: TRL's reward function; None takes `token_sum_rewards`.
         rollouts: "transformers" or "vllm".
-        settings: of GRPOConfig, in place of these.
+        settings: of GRPOConfig.
     """
     import trl
     from datasets import Dataset
@@ -212,5 +211,5 @@ def make_trainer(
 
 
 def token_sum_rewards(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that costs nothing and differs in a group: the sum of a completion's ids, mod 5."""
+    """A free reward that differs in a group: the sum of a completion's ids, mod 5."""
     return [float(sum(ids) % 5) for ids in completion_ids]

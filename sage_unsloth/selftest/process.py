@@ -1,4 +1,4 @@
-"""Each check in a process of its own: a crash or a hang of one is one row, and frees the card.
+"""Runs each check in its own process: a crash or hang is one row, and frees the GPU.
 
 python -m sage_unsloth.selftest.process CHECK FOLDER
 """
@@ -26,11 +26,7 @@ REMEDY = "send selftest.json, whose row holds the last lines of the process"
 
 
 def findings_of(check: Check, seconds: float) -> Iterator[Finding]:
-    """Runs a check, and yields what it found.
-
-    Args:
-        seconds: that are left for it; its own limit holds too.
-    """
+    """Runs a check for at most `seconds` and its own limit, and yields its findings."""
     reason = check.missing()
     if reason is not None:
         yield Finding(check=check.name, name=check.name, status=NOT_HERE, found=reason)
@@ -84,7 +80,7 @@ def _failure(check: Check, code: int | None, took: float, limit: float, log: str
 
 
 def _run(check: Check, folder: Path, limit: float) -> int | None:
-    """The exit code of the check's process; None where it took longer than `limit` seconds."""
+    """The exit code of the check's process; None after `limit` seconds."""
     job = [str(folder), check.function, json.dumps(dict(check.arguments))]
     command = [sys.executable, "-m", "sage_unsloth.selftest.worker", *job]
     with (folder / "log").open("wb") as log:
@@ -108,8 +104,9 @@ def _run(check: Check, folder: Path, limit: float) -> int | None:
 
 
 def environment_of(check: Check, folder: Path) -> dict[str, str]:
-    """Variables of a check's process: no secret, nothing of Unsloth's that the user has set, no
-    network, one card, and caches that go with its folder.
+    """Variables of a check's process.
+
+    No secret, no variable of Unsloth's, no network, one GPU, and caches inside its folder.
     """
     own = {
         key: value

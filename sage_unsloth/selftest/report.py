@@ -1,4 +1,4 @@
-"""The record of a self-test as Markdown: to paste into a report, or as a row of a table."""
+"""The record of a self-test as Markdown, for a bug report or as a table row."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import Any
 from sage_unsloth.selftest.findings import FAILED, STATUSES
 
 SHOWN = ("torch", "unsloth", "unsloth_zoo", "trl", "transformers", "bitsandbytes", "vllm")
-"""Packages whose versions a report begins with."""
+"""Packages whose versions start a report."""
 GPU_COLUMNS = (
     "GPU",
     "versions",
@@ -20,11 +20,7 @@ GPU_COLUMNS = (
 
 
 def markdown_report(report: dict[str, Any]) -> str:
-    """The block that `doctor --deep` prints.
-
-    Args:
-        report: as `selftest.json` has it.
-    """
+    """The text that `doctor --deep` prints, from the content of `selftest.json`."""
     of = report["environment"]
     lines = [
         "### Self-test",
@@ -51,7 +47,7 @@ def markdown_report(report: dict[str, Any]) -> str:
 
 
 def describe_gpu(machine: dict[str, Any]) -> str:
-    """Name, memory and driver of the device that a self-test ran on."""
+    """Name, memory and driver of the tested device."""
     if "compute_capability" not in machine:
         return f"none ({machine['device']})"
     return (
@@ -61,7 +57,7 @@ def describe_gpu(machine: dict[str, Any]) -> str:
 
 
 def gpu_row(report: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of `GPU_COLUMNS`; a dash where the self-test has no such row."""
+    """The cells of `GPU_COLUMNS`; a dash for missing rows."""
     rows = {row["name"]: row for row in report["findings"]}
 
     def figure(name: str, text: str) -> str:
@@ -89,7 +85,7 @@ def gpu_row(report: dict[str, Any]) -> tuple[str, ...]:
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """The lines of a table; a bar in a cell is written so that it ends no cell."""
+    """The lines of a table; bars in cells are escaped."""
     header = list(header)
     lines = [header, ["---"] * len(header), *rows]
     return [f"| {' | '.join(map(_cell, line))} |" for line in lines]

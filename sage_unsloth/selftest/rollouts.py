@@ -1,8 +1,8 @@
-"""Check: rollouts by vLLM beside the policy, as training draws them.
+"""Checks rollouts by vLLM in training.
 
-vLLM says the log-probability of each token that it drew. The oracle scores the same texts with the
-adapter and without: vLLM must be near the first, or it draws from another model than the one that
-is trained. The second step shows that it follows the weights.
+vLLM reports the log-probability of each sampled token. The oracle scores the same texts with and
+without the adapter: vLLM must be close to the first, or it samples from another model. The second
+step shows that it follows the weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,11 +24,11 @@ STEPS = 2
 SHARE_OF_CARD = 0.3
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24}
 NEAR = 0.25
-"""vLLM's mean distance from the adapted policy, as a share of its distance from the model below."""
+"""Limit of vLLM's mean distance from the policy, relative to that from the base model."""
 
 
 def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
-    """Two optimizer steps whose completions vLLM draws, with its memory kept or given way."""
+    """Two optimizer steps with completions by vLLM, with its memory kept or freed."""
     number_format = policy.half_precision()
     model, tokenizer = policy.load(
         policy.small_model(folder / "model"),
@@ -87,7 +87,7 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
 
 
 def _train(trainer: Any, pad: int, steps: list[dict[str, float]]) -> float:
-    """Train, note each batch's distances, and return how far rollouts moved the adapter."""
+    """Trains, records each batch's distances, and returns how far rollouts moved the adapter."""
     compute_loss, generate = trainer.compute_loss, trainer._generate
     changes = [0.0]
 
@@ -112,8 +112,9 @@ def _train(trainer: Any, pad: int, steps: list[dict[str, float]]) -> float:
 
 
 def distances(model: Any, inputs: Mapping[str, Any], pad: int) -> dict[str, float]:
-    """Mean |log-prob of the sampler − the oracle's| a token, in nats, with the adapter ("policy")
-    and without it ("base").
+    """Mean |log-prob of the sampler − the oracle's| per token, nats: "policy" and "base".
+
+    "base" is the model without the adapter.
     """
     decoder = decoder_of(model)
     batch = {k: v.cpu() if torch.is_tensor(v) else v for k, v in inputs.items()}

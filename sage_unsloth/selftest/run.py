@@ -1,4 +1,4 @@
-"""The whole self-test: its table as it grows, and `selftest.json`, which a user can send."""
+"""The whole self-test: its table, and `selftest.json`, which a user can send."""
 
 import platform
 import textwrap
@@ -29,16 +29,15 @@ def run_selftest(
     checks: Sequence[Check] | None = None,
     print_line: Callable[[str], None] = print,
 ) -> int:
-    """Run what has not passed yet, and return how many findings failed.
+    """Runs what has not passed yet, and returns the number of failed findings.
 
     The file is written after each check. A second call on the same machine and versions keeps what
-    passed or is not possible here, and runs the rest.
+    passed or is not possible there, and runs the rest.
 
     Args:
-        file: the record.
         again: run everything, whatever the file says.
-        seconds: after which no check is started, and one that runs is stopped.
-        checks: those to run; None all.
+        seconds: time limit: no check starts after it, and a running one is stopped.
+        checks: None runs all.
         print_line: shows a line of the table.
 
     Raises:
@@ -67,7 +66,7 @@ def run_selftest(
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine of the measurements."""
     import torch
 
     from sage_unsloth.models.meter import device_name

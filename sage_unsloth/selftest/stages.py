@@ -1,4 +1,4 @@
-"""Checks around the loss: the contract, a run that resumes, an export."""
+"""Checks around the loss: the contract, a resumed run, an export."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +20,12 @@ from sage_unsloth.selftest.findings import PASSED, Finding
 from sage_unsloth.trainers.loading import load_unsloth
 
 RESUMED_ALLOWED = 1e-2
-"""Of the way that the weights went, on a GPU: its sums may be formed in another order each time.
-Without a GPU the two runs are equal but for float32's last bits."""
+"""Relative to the change of the weights, on a GPU, where the order of sums varies. On a CPU the two
+runs are equal up to float32's last bits."""
 
 
 def contract(folder: Path) -> Iterator[Finding]:
-    """Unsloth generates its trainer, and everything that the patch relies on is there."""
+    """Unsloth generates its trainer, with everything that the patch relies on."""
     check_unsloth(load_unsloth())
     yield Finding(
         name="patch contract",
@@ -35,9 +35,9 @@ def contract(folder: Path) -> Iterator[Finding]:
 
 
 def check_resume(folder: Path) -> Iterator[Finding]:
-    """Three optimizer steps, and two that are saved and one from the checkpoint: one adapter.
+    """Compares the adapter after three steps with that of two steps and a resumed third.
 
-    The guide draws noise and follows a schedule, so that it must find its step and its generator.
+    The guide has noise and a schedule, so it must restore its step and its generator.
     """
     number_format = policy.half_precision()
     model = policy.small_model(folder / "model")
@@ -102,8 +102,8 @@ def _adapter(model: Any) -> Tensor:
 
 
 def check_export(folder: Path) -> Iterator[Finding]:
-    """An adapter and its merged model: the exporter's own checks, and each merged weight against
-    W + B A · alpha / r in float64.
+    """Runs the exporter's checks, and compares each merged weight with W + B A · alpha / r in
+    float64.
     """
     number_format = policy.half_precision()
     path = policy.small_model(folder / "model")
@@ -135,7 +135,7 @@ def check_export(folder: Path) -> Iterator[Finding]:
 
 
 def _merge_error(decoder: Any, layers: list[str], folder: Path) -> float:
-    """The largest error of a weight, over the largest weight of its matrix."""
+    """The largest error of a weight, relative to the largest weight of its matrix."""
     from safetensors.torch import load_file
 
     result: dict[str, Tensor] = {}

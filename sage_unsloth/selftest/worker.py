@@ -17,7 +17,7 @@ FINDINGS = "findings.jsonl"
 
 
 def main() -> int:
-    """Runs the check in FOLDER/work and writes each finding as it comes."""
+    """Runs the check in FOLDER/work and writes each finding at once."""
     folder, function, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     work = folder / "work"
     work.mkdir()

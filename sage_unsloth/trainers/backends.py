@@ -1,7 +1,7 @@
-"""Which trainer a process trains with: Unsloth's generated one, or TRL's own.
+"""Which trainer a process uses: Unsloth's generated one, or TRL's own.
 
-Unsloth replaces `trl.GRPOTrainer` and parts of transformers while it is imported, so a process has
-one backend from the first moment to the last. Whatever loads a model asks `backend()`.
+Unsloth replaces `trl.GRPOTrainer` and parts of transformers on import, so a process has one backend
+for its whole life. Everything that loads a model calls `backend()`.
 """
 
 import importlib.util
@@ -24,22 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 def backend() -> str:
-    """The backend of this process: the one chosen, or else Unsloth where it is installed."""
+    """The backend of this process: the chosen one, or else Unsloth if installed."""
     if _chosen:
         return _chosen[0]
     return UNSLOTH if is_installed(UNSLOTH) else TRL
 
 
 def load_backend(expected: str | None = None, *, standby: bool = False) -> str:
-    """Choose the backend of this process, import Unsloth where it is the one, and return its name.
+    """Chooses the backend of this process, imports Unsloth if needed, and returns its name.
 
     Args:
         expected: one of `BACKENDS`; None is `backend()`.
         standby: see `load_unsloth`.
 
     Raises:
-        ValueError: an unknown backend, one that is not installed, or another one than this process
-            has already.
+        ValueError: an unknown or missing backend, or another one than this process has already.
     """
     name = expected or backend()
     check_backend(name)
@@ -54,7 +53,7 @@ def load_backend(expected: str | None = None, *, standby: bool = False) -> str:
 
 
 def check_backend(expected: str) -> None:
-    """Raises ValueError where this process cannot have that backend; imports nothing."""
+    """Raises ValueError if this process cannot have that backend; imports nothing."""
     if expected not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {expected!r}")
     if not is_installed(expected):
@@ -73,5 +72,5 @@ def check_backend(expected: str) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a backend's package is there; nothing is imported."""
+    """Whether a backend's package is installed; imports nothing."""
     return name in sys.modules or importlib.util.find_spec(name) is not None

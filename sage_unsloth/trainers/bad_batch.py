@@ -1,4 +1,4 @@
-"""The batch in which a number was not finite: written to disk, and repeated from there."""
+"""The batch with a number that was not finite: saved, and repeated from disk."""
 
 import json
 from collections.abc import Mapping
@@ -21,15 +21,14 @@ def save_bad_batch(
     texts: Mapping[str, Any],
     weights: Mapping[str, Tensor],
 ) -> None:
-    """Write `batch.json`, `batch.safetensors` and `weights.safetensors`, complete or not at all.
+    """Writes `batch.json`, `batch.safetensors` and `weights.safetensors`, complete or not at all.
 
     Args:
-        folder: a folder of that name is replaced.
-        record: what was found, and where.
-        inputs: what `compute_loss` was given; its tensors and numbers are kept.
+        folder: replaced if it exists.
+        record: the fault and its place.
+        inputs: of `compute_loss`; its tensors and numbers are saved.
         signals: further tensors of the loss.
-        texts: prompts, completions and rewards, where a reward was not finite.
-        weights: the trained ones.
+        texts: prompts, completions and rewards, for a bad reward.
     """
     from safetensors.torch import save_file
 
@@ -46,19 +45,19 @@ def save_bad_batch(
 
 
 def reproduce(trainer: Any, folder: str | Path) -> None:
-    """Repeat the micro-batch of a bad batch, forwards and backwards, on the weights of that step.
+    """Repeats the micro-batch of a bad batch, forward and backward, on the weights of that step.
 
         with guided_kl(trainer, guide, log_entropy=True):  # as in the run
             reproduce(trainer, "out/bad_batch")
 
     Args:
         trainer: with the run's settings and model; its trained weights are overwritten.
-        folder: what `finite_only` left.
+        folder: written by `finite_only`.
 
     Raises:
-        NotFiniteError: as in the run. None is raised if every number is finite this time.
-        ValueError: the folder keeps a bad reward, whose function is to be called on its
-            `batch.json`; or it is of another model.
+        NotFiniteError: as in the run; nothing is raised if every number is finite this time.
+        ValueError: the folder holds a bad reward, whose function must be called on its
+            `batch.json`; or it belongs to another model.
     """
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""The time that a guide is given, and the random numbers that belong to it."""
+"""A guide's time and its random numbers."""
 
 import hashlib
 from typing import Any, NamedTuple
@@ -17,12 +17,11 @@ class StepContext(NamedTuple):
 class Clock:
     """Counts the micro-batches of a trainer's optimizer steps.
 
-    A resumed run gets the same values, because they depend on nothing but the seed and where in
-    the run a micro-batch is.
+    A resumed run gets the same values: they depend only on the seed and the micro-batch's place in
+    the run.
 
     Args:
-        trainer: whose steps are counted.
-        stream: a name that gives a generator other random numbers than those of the guide.
+        stream: a name; each gives other random numbers, different from those of the guide.
     """
 
     def __init__(self, trainer: Any, stream: str = "") -> None:
@@ -33,7 +32,7 @@ class Clock:
         self._last: dict[bool, tuple[int, int]] = {}
 
     def restart(self) -> None:
-        """Training begins, maybe in a step that was interrupted: its micro-batches count anew."""
+        """Training begins, maybe in an interrupted step, whose micro-batches are counted again."""
         self._last.clear()
 
     def tick(self) -> StepContext:

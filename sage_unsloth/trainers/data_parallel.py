@@ -1,4 +1,4 @@
-"""Several processes, with a whole model in each or a part: what the patch checks of them."""
+"""Checks of the patch for several processes, each with a whole model or a part."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -10,21 +10,16 @@ if TYPE_CHECKING:
 
 
 WHOLE = ("NO", "MULTI_GPU", "MULTI_CPU")
-"""Kinds of accelerate's in which each process holds the whole model."""
+"""Kinds of accelerate in which each process holds the whole model."""
 SPLIT = ("FSDP", "DEEPSPEED")
-"""Kinds in which the processes share it."""
+"""Kinds in which each process holds a part."""
 
 
 def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
-    """Several processes must be joined in a way that the trainer is known to train in.
+    """Raises ValueError unless the processes are joined in a supported way.
 
     Args:
-        accelerator: the trainer's.
         whole_model: each process must hold the whole model, as Unsloth's trainer needs it.
-
-    Raises:
-        ValueError: the model is split among them (FSDP, DeepSpeed) where it must be whole, or
-            nothing joins them.
     """
     result, kind = accelerator.num_processes, kind_of(accelerator)
     known = WHOLE if whole_model else WHOLE + SPLIT
@@ -44,27 +39,27 @@ def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
 
 
 def shares_model(accelerator: Any) -> bool:
-    """Whether each process holds a part of the model only."""
+    """Whether each process holds only a part of the model."""
     return kind_of(accelerator) in SPLIT
 
 
 def own_part(tensor: "torch.Tensor") -> "torch.Tensor":
-    """What this process holds of a tensor: all of it, or its part where FSDP shares it."""
+    """This process's part of a tensor; all of it without FSDP."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def kind_of(accelerator: Any) -> str:
-    """How accelerate has joined the processes, by its name."""
+    """The kind of parallelism, by its name in accelerate."""
     return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
 
 
 def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]") -> None:
-    """Before an optimizer step, every process must hold the mean of the gradients.
+    """Before an optimizer step, checks that every process holds the mean gradients.
 
     Raises:
-        ContractError: they differ, so that each process would train a model of its own.
+        ContractError: they differ, so that each process would train its own model.
     """
     import torch
 
@@ -84,11 +79,10 @@ def check_same_gradients(trainer: Any, parameters: "Iterable[torch.nn.Parameter]
 
 
 def pooled_means(result: tuple, mask: "torch.Tensor", accelerator: Any) -> tuple:
-    """Unsloth's result with the two means that it logs, completion length and KL, taken over the
-    completions of every process.
+    """Unsloth's result with its logged means, completion length and KL, over all processes.
 
     Args:
-        result: loss, mean length, mean KL and what else Unsloth's function returns.
+        result: loss, mean length, mean KL and the rest of Unsloth's result.
         mask: of this process's completions, (B, T).
     """
     import torch

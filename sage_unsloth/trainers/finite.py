@@ -1,20 +1,20 @@
-"""Numbers that are not finite stop a run before they reach its weights; the batch is kept.
+"""Stops a run before a number that is not finite reaches its weights, and saves the batch.
 
-    rewards      what each reward function returns; None, TRL's "no reward", is none of them
+    rewards      of each reward function; None, TRL's "no reward", is allowed
     signals      per micro-batch: log-probs of policy, reference and teacher, entropies, log q,
                  advantages
     loss         of each micro-batch
     gradients    after each backward pass, before they are clipped and applied
-    weights      the trained ones after each optimizer step, before a checkpoint takes them
+    weights      the trained ones after each optimizer step, before a checkpoint
 
-TRL and transformers let these pass: a reward that is nan or inf becomes an advantage of 0, a loss
-that is nan is logged as the mean of those before it, and AdamW makes a nan gradient a nan weight.
-Here the sum or norm of each tensor is checked, all of a micro-batch in one transfer from the
-device; elements only where that one is not finite. None of it runs in compiled code.
+TRL and transformers ignore these: a reward of nan or inf becomes an advantage of 0, a nan loss is
+logged as the mean of those before it, and AdamW turns a nan gradient into a nan weight. Here the
+sum or norm of each tensor is checked, all of a micro-batch in one transfer from the device;
+elements only if that one is not finite. None of it runs in compiled code.
 
 Under fp16 the loss is scaled, and a gradient that overflows makes the scaler skip the step and
-halve the scale: so a gradient counts once the scale has come down to 1. What vLLM reports of the
-sampling is left alone: Unsloth has its own remedy for that.
+halve the scale: so a gradient counts only once the scale is down to 1. vLLM's log-probabilities are
+not checked: Unsloth handles those itself.
 """
 
 import inspect
@@ -48,7 +48,7 @@ class NotFiniteError(ValueError):
 
 
 class Guard:
-    """The checks while `finite_only` is open; `guided_kl` passes it what only the loss knows."""
+    """The checks while `finite_only` is open; `guided_kl` adds the signals of the loss."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -68,7 +68,7 @@ class Guard:
                 self._stop("reward", f"the reward of {name}", float(reward), (row,), texts=texts)
 
     def check_signals(self, signals: Mapping[str, Tensor | None], mask: Tensor) -> None:
-        """Tensors by name, each (B, T), of which only the mask's tokens count, or (B,)."""
+        """Tensors by name, each (B,) or (B, T), of which only the mask's tokens count."""
         valid = mask.bool()
         inside = {
             name: torch.where(valid, values.detach(), 0)
@@ -88,7 +88,7 @@ class Guard:
                 self._stop("signal", name, value, (row, *token), signals=selected)
 
     def check_backward(self, loss: Tensor) -> None:
-        """Of one micro-batch: its loss, and the gradients as far as they are summed up."""
+        """Checks the loss of one micro-batch, and the gradients accumulated so far."""
         weights = self._weights()
         gradients = [(n, own_part(p.grad)) for n, p in weights if p.grad is not None]
         norms = torch._foreach_norm([g for _, g in gradients]) if gradients else []
@@ -185,8 +185,8 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
     Raises:
         NotFiniteError: naming the step, the tensor and the place. The batch is in `bad_batch`
             within `trainer.args.output_dir`: `batch.json` (what, where, in which step),
-            `batch.safetensors` (what `compute_loss` was given, and the signals) and
-            `weights.safetensors` (the trained weights); of a bad reward the prompts, completions
+            `batch.safetensors` (the inputs of `compute_loss`, and the signals) and
+            `weights.safetensors` (the trained weights); for a bad reward the prompts, completions
             and rewards. See `reproduce`.
     """
     from transformers import TrainerCallback
@@ -222,7 +222,7 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
 
 
 def _checked_rewards(trainer: Any, guard: Guard) -> Listener:
-    """Around the grading: checks what each function returns, where None and nan still differ."""
+    """Checks what each function returns during grading, where None and nan still differ."""
 
     def checked(function: Any, name: str) -> Any:
         # Reward models and coroutines are told from functions by what they are.

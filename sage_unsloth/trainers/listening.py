@@ -1,11 +1,11 @@
-"""Who listens to a trainer's methods, and in which order: the one place where these are wrapped.
+"""Wraps a trainer's methods in one place, with a fixed order of listeners.
 
-A method is wrapped once, however many contexts listen to it. A call of it goes through its
-listeners one inside the other, in the order of `ORDER` from left to right, and then to the
-trainer's own. So in which order the contexts were opened changes nothing.
+A method is wrapped once, however many contexts listen to it. A call goes through its listeners, one
+inside the other, in the order of `ORDER` from left to right, and then to the trainer's own method.
+So the order in which contexts were opened does not matter.
 
-A listener is called as `listener(proceed, *args, **kwargs)`, where `proceed` goes on to the next
-one; it returns what the method returns.
+A listener is called as `listener(proceed, *args, **kwargs)`, where `proceed` calls the next one,
+and returns the result of the method.
 """
 
 import functools
@@ -34,21 +34,19 @@ ORDER: dict[str, tuple[str, ...]] = {
 }
 """The listeners of each method, the outermost first."""
 SHAPES = ("shape", "token_advantages", "credit")
-"""What changes the advantages of a micro-batch, the first one first (`choice.Choice.shapes`)."""
+"""Order of the functions that change advantages (`choice.Choice.shapes`)."""
 WRAPPED = "_sage_unsloth_wrapped"
-"""Ours, on the trainer: its methods that are listened to, by name."""
+"""Our attribute of the trainer: its wrapped methods, by name."""
 
 
 class _Method:
-    """A method of one trainer while anybody listens to it."""
-
     def __init__(self, trainer: Any, name: str) -> None:
         self.own = getattr(trainer, name)
         self.order = ORDER[name]
         self.listeners: dict[str, Listener] = {}
 
     def inside(self, role: str | None) -> Callable[..., Any]:
-        """What the listener of a role goes on to; None is a call from outside."""
+        """The next function for the listener of a role; None is a call from outside."""
         first = 0 if role is None else self.order.index(role) + 1
         proceed = self.own
         for name in reversed(self.order[first:]):
@@ -62,8 +60,7 @@ def listening(trainer: Any, role: str, **listeners: Listener) -> Iterator[None]:
     """Within this context, the listeners are called around the trainer's methods of their names.
 
     Args:
-        trainer: whose methods they are; other trainers keep theirs.
-        role: of `ORDER`, by which the place is found.
+        role: of `ORDER`, which decides the place.
         listeners: by the name of a method in `ORDER`.
 
     Raises:
@@ -105,6 +102,6 @@ def _listening(trainer: Any, role: str, name: str, listener: Listener) -> Iterat
 
 
 def inside(trainer: Any, name: str, role: str) -> Callable[..., Any]:
-    """What the listener of that role on a method would go on to, for a call of its own."""
+    """The method as the listener of that role would call it."""
     wrapped: dict[str, _Method] = vars(trainer)[WRAPPED]
     return wrapped[name].inside(role)

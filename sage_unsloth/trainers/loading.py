@@ -1,4 +1,4 @@
-"""Imports Unsloth, finds its generated trainer, and prepares a model on a CPU for it."""
+"""Imports Unsloth, finds its generated trainer, and prepares CPU models for it."""
 
 import functools
 import importlib
@@ -14,15 +14,14 @@ from sage_unsloth.trainers.trainer_names import COMPUTE_LOSS, LOSS, MISSING, Con
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
-    """Import Unsloth, generate its GRPO trainer, and return that trainer's module.
+    """Imports Unsloth, generates its GRPO trainer, and returns that trainer's module.
 
-    On a machine without a GPU this first sets what Unsloth needs there
-    (`switches.run_without_gpu`). `trl.GRPOTrainer` is the generated class afterwards.
+    Without a GPU this first applies `switches.run_without_gpu`. Afterwards `trl.GRPOTrainer` is the
+    generated class.
 
     Args:
-        standby: vLLM's cache gives way to training and comes back for the rollouts. Unsloth reads
-            it while it is imported, and it costs memory elsewhere, so it is for runs with vLLM
-            alone.
+        standby: vLLM's cache is freed for training and restored for rollouts. Unsloth reads it on
+            import, and it costs memory otherwise, so it is only for runs with vLLM.
 
     Raises:
         ValueError: Unsloth is not installed.
@@ -49,8 +48,8 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
     """The module of the Unsloth trainer that `trainer_class` is, or derives from.
 
     Raises:
-        ContractError: it is TRL's own trainer, which Unsloth falls back to (with one warning) when
-            generation fails.
+        ContractError: it is TRL's own trainer, Unsloth's fallback (with one warning) if generation
+            fails.
     """
     for base in trainer_class.__mro__:
         module = sys.modules.get(base.__module__)
@@ -66,11 +65,11 @@ def trainer_module(trainer_class: type) -> types.ModuleType:
 
 
 def prepare_for_cpu(model: Any) -> Any:
-    """Give a transformers (or peft) model what Unsloth's trainer expects of it; `FastLanguageModel`
-    needs a GPU.
+    """Gives a transformers or peft model what Unsloth's trainer expects, without
+    `FastLanguageModel`.
 
     Also marks the model as loaded in float32 on purpose. Without that mark Unsloth trains a float32
-    model under float16 autocast, on a CPU too, where the reference is scored without: policy and
+    model under float16 autocast, on a CPU too, but scores the reference without it: policy and
     reference then differ by 1e-2 nats before the first step.
     """
     llama = importlib.import_module("unsloth.models.llama").FastLlamaModel

@@ -1,4 +1,4 @@
-"""One way to replace an attribute of a trainer or module, and to put it back."""
+"""Replaces attributes of a trainer or module, and restores them."""
 
 import threading
 from collections.abc import Iterator
@@ -10,15 +10,14 @@ from sage_unsloth.trainers.trainer_names import ContractError
 
 @contextmanager
 def replace_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Within this context, the named attributes of `owner` are these; afterwards what they were.
+    """Within this context, the named attributes of `owner` have these values.
 
-    A method of a trainer is replaced on the instance, so other trainers keep theirs; afterwards
-    the instance has no attribute of that name again, and its class's method is seen. Contexts may
-    overlap as long as they close in reverse order.
+    A method of a trainer is replaced on the instance, so other trainers are not affected;
+    afterwards the instance has no such attribute again. Contexts may overlap as long as they close
+    in reverse order.
 
     Args:
-        owner: an instance or a module.
-        attributes: new values by name; a name may be one that `owner` does not have.
+        attributes: new values by name; `owner` need not have the name.
     """
     before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
     try:
@@ -35,7 +34,7 @@ def replace_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
 
 @contextmanager
 def with_callback(trainer: Any, callback: Any) -> Iterator[None]:
-    """Within this context, the trainer calls `callback`, a transformers `TrainerCallback`."""
+    """Within this context, the trainer has this transformers `TrainerCallback`."""
     trainer.add_callback(callback)
     try:
         yield
@@ -47,12 +46,8 @@ _OPEN = threading.Lock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """One `guided_kl` at a time in this process, in whatever thread.
-
-    Raises:
-        ContractError: another is open.
-    """
+def one_guided_kl() -> Iterator[None]:
+    """One `guided_kl` at a time in this process, in any thread; ContractError otherwise."""
     if not _OPEN.acquire(blocking=False):
         raise ContractError(
             "guided_kl must not be nested, because each replaces the same functions",

@@ -1,16 +1,15 @@
-"""A rollout must leave the trained weights as they are.
+"""Checks that a rollout does not change the trained weights.
 
-Unsloth gives the vLLM engine beside the model its adapter as a request that holds tensors
-(`load_lora(…, load_tensors=True)`), the live ones of the policy. vLLM takes them by
-`tensor.to(device, dtype)`, which is no copy where dtype and device are the engine's own, and folds
-the factor alpha / r into `lora_B` in place. So each rollout multiplies the policy's own `lora_B` by
-alpha / r, and no error says so. While `keep_trained_weights` is open
+Unsloth gives vLLM the adapter as a request that holds the policy's live tensors (`load_lora(…,
+load_tensors=True)`). vLLM takes them by `tensor.to(device, dtype)`, which does not copy if dtype
+and device match, and folds the factor alpha / r into `lora_B` in place. So each rollout would
+silently multiply the policy's own `lora_B` by alpha / r. While `keep_trained_weights` is open
 
-    requests     carry copies of the tensors, made anew for each
-    weights      have the same digest before and after each rollout, whatever engine draws it
+    requests     carry fresh copies of the tensors
+    weights      have the same digest before and after each rollout, whatever the engine
 
-The second holds too where a request is made in another way, and costs one pass over the trained
-weights (docs/trust.md has the time).
+The second also detects requests made in another way, and costs one pass over the trained weights
+(docs/trust.md has the time).
 """
 
 import importlib
@@ -38,9 +37,9 @@ class ChangedWeightsError(RuntimeError):
 def digest(weights: dict[str, Tensor]) -> dict[str, int]:
     """The sum of each tensor's bits, read as integers, modulo 2⁶⁴.
 
-    Integers add up to the same in any order, so equal tensors have equal digests on any device. A
-    factor above 1 makes the bits of every number but 0 a larger integer, of either sign, and one
-    below 1 a smaller: so no factor goes unnoticed. One transfer from the device in all.
+    Integer sums do not depend on the order, so equal tensors have equal digests on any device. A
+    factor above 1 makes the bits of every nonzero number a larger integer, of either sign, and one
+    below 1 a smaller, so any factor is detected. One transfer from the device in all.
     """
     if not weights:
         return {}
@@ -56,12 +55,9 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
 
     `guided_kl` opens it by itself.
 
-    Args:
-        trainer: a GRPO trainer.
-
     Raises:
         ChangedWeightsError: after such a rollout, before anything is trained on it.
-        ContractError: Unsloth makes the requests of its engine in another way than was tested.
+        ContractError: Unsloth makes its requests in another way than was tested.
     """
 
     def check(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +87,7 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _copies_for_the_engine() -> Iterator[None]:
-    """While open, a request of Unsloth's for vLLM holds tensors of its own."""
+    """Within this context, Unsloth's requests for vLLM hold copies of the tensors."""
     module = importlib.import_module("unsloth_zoo.vllm_utils")
     build = getattr(module, names.LORA_REQUEST, None)
     result = () if build is None else tuple(inspect.signature(build).parameters)

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_without_gpu() -> None:
-    """Before the import: Unsloth loads, and scores correctly, on a machine without a GPU.
+    """Before the import: makes Unsloth load, and score correctly, without a GPU.
 
     Sequence packing is off because a plain transformers forward ignores its arguments and would
     score wrongly. Compilation is off unless the caller has set `UNSLOTH_COMPILE_DISABLE=0`.
@@ -26,7 +26,7 @@ def compilation_is_on() -> bool:
 
 
 def use_standby() -> None:
-    """Before the import: vLLM's cache gives way to training and comes back for the rollouts."""
+    """Before the import: vLLM's cache is freed for training and restored for rollouts."""
     if os.environ.get("UNSLOTH_VLLM_STANDBY", "0") != "0":
         return
     if "unsloth" in sys.modules:
@@ -39,21 +39,22 @@ def use_standby() -> None:
 
 
 def keep_vllm_memory_share() -> None:
-    """Before a model with vLLM is loaded: under standby Unsloth would replace the share of the
-    card's memory that was asked for by one of its own.
+    """Before loading a model with vLLM: keeps the requested share of GPU memory.
+
+    Under standby Unsloth would replace it by its own.
     """
     os.environ["UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"] = "1"
 
 
 def recompute_logits(on: bool) -> None:
-    """The loss computes its logits again in the backward pass instead of keeping them."""
+    """Whether the loss recomputes its logits in the backward pass instead of storing them."""
     os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] = "1" if on else "0"
 
 
 @contextmanager
 def forward_returns_logits() -> Iterator[None]:
-    """Within this context a model's forward pass returns logits, as generation needs them;
-    afterwards every variable of Unsloth's is what it was.
+    """Within this context a forward pass returns logits, as generation needs; restores Unsloth's
+    variables.
     """
     before = {name: value for name, value in os.environ.items() if name.startswith("UNSLOTH_")}
     os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"
@@ -67,17 +68,15 @@ def forward_returns_logits() -> Iterator[None]:
 
 
 def rollout_rejection() -> str | None:
-    """The rule by which Unsloth drops rollout tokens from the loss; None without one."""
+    """The rule by which Unsloth drops rollout tokens from the loss, or None."""
     return os.environ.get("UNSLOTH_GRPO_ROLLOUT_RS") or None
 
 
 def drops_equal_rewards() -> bool:
-    """Whether Unsloth leaves groups of equal rewards out of the loss and its normaliser."""
+    """Whether Unsloth excludes groups of equal rewards from the loss and its normaliser."""
     return os.environ.get("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0") == "1"
 
 
 def train_in_float32() -> None:
-    """Before a trainer over a float32 model is made: no autocast, which Unsloth would otherwise
-    turn on for such a model too.
-    """
+    """Before making a trainer of a float32 model: no autocast, which Unsloth would turn on."""
     os.environ["UNSLOTH_MIXED_PRECISION"] = "bfloat16"

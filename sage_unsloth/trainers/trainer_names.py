@@ -1,6 +1,4 @@
-"""Every private name of Unsloth and TRL that this package relies on, their tested versions, and the
-error when they are not so.
-"""
+"""The private names of Unsloth and TRL that this package uses, and their tested versions."""
 
 import sys
 from typing import Any
@@ -8,9 +6,9 @@ from typing import Any
 from sage_unsloth.runs.record import package_version
 
 TESTED_VERSIONS = ("2026.10.7", "2026.10.9")
-"""Versions of unsloth (with the unsloth_zoo of the same number) that the tests have passed on."""
+"""Tested versions of unsloth, with the unsloth_zoo of the same number."""
 TESTED_TRL_VERSIONS = ("1.15.0", "1.16.0")
-"""Versions of trl whose own trainer, without Unsloth, the tests have passed on."""
+"""Tested versions of trl for its own trainer, without Unsloth."""
 
 # Methods of both trainers.
 ROLLOUT = "_generate_and_score_completions"
@@ -24,7 +22,7 @@ STEP = "training_step"
 METRICS = "_metrics"
 """Lists of values by mode ("train", "eval") and name; averaged and emptied at each log."""
 TABLE = "_logs"
-"""What the table of completions is made of."""
+"""Data of the table of completions."""
 EXTRA_LOGS = "_pending_extra_logs"
 BUFFER = "_buffered_inputs"
 """Micro-batches of a rollout batch that are still to be trained on."""
@@ -56,20 +54,20 @@ SCORERS = (
     "grpo_chunked_hidden_states_logprobs",
     SCORER_WITH_ENTROPY,
 )
-"""What Unsloth scores hidden states with, by version and setting: 2026.10.7 has no second one."""
+"""Unsloth's scorers of hidden states, by version and setting: 2026.10.7 has no second one."""
 SCORER_PARAMETERS = ("hidden_states", "lm_head", "index", "chunks", "logit_scale_multiply",
                      "logit_scale_divide", "logit_softcapping", "temperature")  # fmt: skip
 SCORER_OPTIONS = {"max_rows_per_chunk", "lm_head_bias", "return_entropy", "fp32_lm_head"}
 ENTROPY_MASK = "grpo_high_entropy_mask"
-"""Given the entropies wherever `ENTROPY_QUANTILE` is below 1; None masks nothing."""
+"""Gets the entropies if `ENTROPY_QUANTILE` is below 1; None masks nothing."""
 ENTROPY_MASK_ARGUMENTS = ("trainer", "new_entropies.detach()", "completion_mask")
 ENTROPY_QUANTILE = "top_entropy_quantile"
-"""The setting of TRL's by which the loss decides whether to compute entropies."""
+"""TRL's setting by which the loss decides whether to compute entropies."""
 
 OF_LOGITS = "chunked_selective_log_softmax"
-"""Of the same module: what scores logits where a model returns these."""
+"""Of the same module: scores logits if a model returns them."""
 ENGINE_LORA = "_unsloth_load_lora"
-"""Of TRL's `VLLMGeneration`: there where Unsloth hands its engine the live adapter."""
+"""Of TRL's `VLLMGeneration`: set if Unsloth gives its engine the live adapter."""
 LORA_REQUEST = "_build_lora_request"
 """Of unsloth_zoo.vllm_utils."""
 LORA_REQUEST_PARAMETERS = ("model", "save_directory", "load_tensors", "lora_request_id")
@@ -81,7 +79,7 @@ TRL_LOSS_PARAMETERS = ("self", "model", "inputs")
 SCORE_PARAMETERS = ("self", "model", "input_ids", "attention_mask", "logits_to_keep",
                     "batch_size", "compute_entropy")  # fmt: skip
 REFERENCE_ADAPTER = "ref"
-"""The name of the adapter's copy that TRL scores π_ref with, where a model brought an adapter."""
+"""TRL's copy of an initial adapter, with which it scores π_ref."""
 PENALTY = "per_token_kl"
 TRL_PENALTY = (
     "torch.exp(ref_per_token_logps - per_token_logps) - (ref_per_token_logps - per_token_logps) - 1"
@@ -90,7 +88,7 @@ TRL_PENALTY = (
 FUSED_HEAD = "add_fused_lm_head"
 FUSED_HEAD_PARAMETERS = ("model", "temperature", "cast_lm_head_to_fp32", "outputs")
 HEAD_KERNEL = "_ChunkedLogProbFunction"
-"""What the fused head applies."""
+"""Autograd function of the fused head."""
 HEAD_CHOICE = "_use_triton"
 """From TRL 1.16 on: it chooses by the device."""
 
@@ -101,14 +99,12 @@ MISSING = (
 
 
 def metrics_of(trainer: Any, mode: str) -> Any:
-    """The lists that the trainer logs the means of, by name."""
+    """The lists whose means the trainer logs, by name."""
     return getattr(trainer, METRICS)[mode]
 
 
 class ContractError(RuntimeError):
-    """The guided loss cannot be put in place, or was not consulted: Unsloth, or TRL where Unsloth
-    is not imported, is not as tested, or is used in another way.
-    """
+    """The guided loss cannot be installed, or was not called: the trainer is not as tested."""
 
     def __init__(self, rule: str, *, actual: object, expected: object) -> None:
         installed = {

@@ -1,8 +1,8 @@
 """TRL's fused head on a machine without a GPU.
 
-TRL 1.15 computes log-probabilities by a Triton kernel, which has no CPU; from 1.16 on it has a way
-of its own there. While `head_without_gpu` is open, 1.15 scores by PyTorch's own functions, over all
-logits of a micro-batch at once: for trials and tests, as everything here without a GPU.
+TRL 1.15 computes log-probabilities in a Triton kernel, which needs a GPU; 1.16 has another way.
+While `head_without_gpu` is open, 1.15 scores with PyTorch, over all logits of a micro-batch at
+once: for trials and tests.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,7 @@ from sage_unsloth.trainers.trainer_names import HEAD_CHOICE, HEAD_KERNEL
 
 @contextmanager
 def head_without_gpu() -> Iterator[None]:
-    """Within this context, TRL's fused head works on a CPU; nothing changes where it does so
-    already, or where there is a GPU.
-    """
+    """Within this context, TRL's fused head works on a CPU, if it did not already."""
     from trl.trainer import utils
 
     if torch.cuda.is_available() or not hasattr(utils, HEAD_KERNEL) or hasattr(utils, HEAD_CHOICE):
@@ -31,7 +29,7 @@ def head_without_gpu() -> Iterator[None]:
 
 
 class _PlainHead:
-    """In the place of TRL's autograd function."""
+    """Replaces TRL's autograd function."""
 
     @staticmethod
     def apply(
@@ -45,17 +43,14 @@ class _PlainHead:
         logit_scale: float,
         outputs: tuple[str, ...],
     ) -> tuple[Tensor | None, ...]:
-        """Log-probabilities and entropies of N tokens, nats, each (N,) float32, and None for what
-        else TRL's returns: the GRPO loss asks for nothing else.
+        """Log-probabilities and entropies of N tokens, nats, each (N,) float32, and None for TRL's
+        others.
 
         Args:
             hidden: (N, H).
             weight, bias: of the output head, (V, H) and (V,).
             targets: the tokens, (N,).
-            temperature, logit_scale, softcap: what the logits are divided and multiplied by, and
-                bounded to.
-            chunk_size: not used.
-            outputs: what is asked for.
+            temperature, logit_scale, softcap: divisor, factor and cap of the logits.
         """
         if any(name not in ("log_probs", "entropy") for name in outputs):
             raise ValueError(f"outputs must be log_probs or entropy without a GPU, got {outputs}")

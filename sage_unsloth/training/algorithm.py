@@ -41,7 +41,6 @@ class Algorithm:
         settings: fields of `RlvrConfig` -> values. A missing one of `SETTINGS` has its default; any
             other is the run's.
         guide: shapes the KL anchor; None is q = 1.
-        group: its part of the table.
         paper_row: its row in the paper's tables, or None.
 
     Raises:

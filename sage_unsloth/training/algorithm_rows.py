@@ -188,42 +188,42 @@ _ROWS = (
         name="maxrl",
         group=PASS_AT_K,
         settings={"advantages": "maxrl"},
-        description="(r − r̄)/r̄: the gradient of log p, truncated at order G − 1; dead where "
-        "all are right or all wrong",
+        description="(r − r̄)/r̄: the gradient of log p, truncated at order G − 1; no signal if "
+        "all are correct or all wrong",
     ),
     Algorithm(
         name="nsr",
         group=PASS_AT_K,
         settings={"advantages": "nsr"},
-        description="wrong −1, right 0: the gradient of p itself, from wrong answers alone; "
-        "dead where all are right (its paper leaves entropy_coef=0.001 on)",
+        description="wrong −1, correct 0: the gradient of p itself, from wrong answers alone; "
+        "no signal if all are correct (its paper leaves entropy_coef=0.001 on)",
     ),
     Algorithm(
         name="w-reinforce",
         group=PASS_AT_K,
         settings={"advantages": "w-reinforce"},
-        description="wrong −1, right 0.1: 1.1 times the gradient of p; no group is dead",
+        description="wrong −1, correct 0.1: 1.1 times the gradient of p; every group has a signal",
     ),
     Algorithm(
         name="pkpo",
         group=PASS_AT_K,
         settings={"advantages": "pkpo"},
-        description="right k·C(G−c, k−1)/C(G−1, k−1), wrong 0: the gradient of pass@k, k half "
-        "of G; dead where all are wrong or more than G − k + 1 right",
+        description="correct k·C(G−c, k−1)/C(G−1, k−1), wrong 0: the gradient of pass@k, k half "
+        "of G; no signal if all are wrong or more than G − k + 1 correct",
     ),
     Algorithm(
         name="maxpo",
         group=PASS_AT_K,
         settings={"advantages": "maxpo"},
-        description="the gradient of pass@k by advantages that sum to 0, k half of G; dead "
-        "where all are wrong or more than G − k right",
+        description="the gradient of pass@k by advantages that sum to 0, k half of G; no signal "
+        "if all are wrong or more than G − k correct",
     ),
     Algorithm(
         name="pass-at-k",
         group=PASS_AT_K,
         settings={"advantages": "pass-at-k"},
         description="GRPO over all subsets of k, half of G: tends to the gradient of "
-        "(2/k)·arcsin√pass@k; dead where all are wrong or more than G − k right, and k = G "
+        "(2/k)·arcsin√pass@k; no signal if all are wrong or more than G − k correct, and k = G "
         "would leave nothing",
     ),
     Algorithm(
@@ -231,13 +231,13 @@ _ROWS = (
         group=PASS_AT_K,
         settings={"advantages": "rs-grpo"},
         description="(e^{2r}/mean − 1)/2: tends to the gradient of ½·log E e^{2r}, between "
-        "mean and best reward; dead where all rewards are equal",
+        "mean and best reward; no signal if all rewards are equal",
     ),
     Algorithm(
         name="unlikeliness",
         group=PASS_AT_K,
         settings={"advantages": "unlikeliness"},
-        description="grpo of r·(1 − rank/4G), rank 0 the least likely completion; dead where "
+        description="grpo of r·(1 − rank/4G), rank 0 the least likely completion; no signal if "
         "all rewards are equal; one more scoring of each batch",
     ),
     Algorithm(
@@ -245,14 +245,14 @@ _ROWS = (
         group=PASS_AT_K,
         settings={"advantages": "f-grpo"},
         description="grpo times √(1 − r̄) of the group: problems that are nearly solved move the "
-        "policy less; dead where all rewards are equal",
+        "policy less; no signal if all rewards are equal",
     ),
     Algorithm(
         name="ucpo",
         group=PASS_AT_K,
         settings={"advantages": "ucpo"},
-        description="grpo and .1 of how much rarer a right completion is than the right ones of "
-        "its group; one more scoring of each batch",
+        description="grpo plus .1 times how much rarer a correct completion is than the correct "
+        "ones of its group; one more scoring of each batch",
     ),
     Algorithm(
         name="clip-cov",
@@ -272,16 +272,16 @@ _ROWS = (
         name="dph-rl",
         group=DIVERSITY,
         settings={"beta": 0.0, "rehearsal_coef": 0.3},
-        description="grpo without its KL term, held to π_ref on right completions that π_ref "
-        "drew before training (DPH-RL, forward KL); costs a sampling of the training rows and "
-        "two more forward passes a step",
+        description="grpo without its KL term, held to π_ref on correct completions that π_ref "
+        "sampled before training (DPH-RL, forward KL); costs a sampling of the "
+        "training rows and two more forward passes a step",
     ),
     Algorithm(
         name="grpo-sft",
         group=DIVERSITY,
         settings={"beta": 0.0, "rehearsal": "sft", "rehearsal_coef": 1.0},
-        description="the mean of grpo's gradient without KL and of SFT's on right completions that "
-        "π_ref drew before training, times 2; costs what dph-rl does",
+        description="the mean of grpo's gradient without KL and of SFT's on correct completions "
+        "that π_ref sampled before training, times 2; costs what dph-rl does",
     ),
     Algorithm(
         name="grpo-entropy",

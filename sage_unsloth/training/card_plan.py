@@ -23,13 +23,11 @@ class CardPlan:
     """The settings of a notebook that depend on the GPU.
 
     Attributes:
-        gpu: whether there is one.
         model: for `load_policy`: a hub id, a folder, or "arithmetic-base".
         load_in_4bit, micro_batch, recompute_logits, gpu_memory_utilization: see `RlvrConfig`.
         rollouts: "vllm" or "transformers".
         max_prompt, max_completion: of RL, tokens.
         sft_length: of an SFT row, tokens.
-        steps: optimizer steps of RL.
         prompts_per_step, num_generations: problems in a step, completions of each.
         reasons: one sentence for each choice, the most important first.
     """

@@ -75,7 +75,7 @@ def add_train(commands: Any) -> None:
     groups[OBJECTIVE].add_argument(
         "--algorithm",
         default="sage-branch",
-        help="a row of --list, or module:name of your own (default: %(default)s)",
+        help="a name in --list, or your module:name (default: %(default)s)",
     )
     parser.add_argument("--list", action="store_true", help="print the algorithms and exit")
     groups[MODEL].add_argument(
@@ -95,15 +95,15 @@ def add_train(commands: Any) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="train also where every group of the preflight got one and the same reward",
+        help="train even if every preflight group got equal rewards",
     )
     groups[OBJECTIVE].add_argument(
         "--reward",
         action="append",
         metavar="REWARD[=WEIGHT]",
         dest="rewards",
-        help="module:function of your own in TRL's form, or `answer`, the checked one; several may "
-        "be given, and then the rewards are exactly those (default: answer)",
+        help="your module:function in TRL's form, or `answer`, which grades the answer; repeat it "
+        "for several rewards (default: answer)",
     )
     groups[EVALUATION].add_argument(
         "--eval-file",
@@ -191,13 +191,13 @@ def _add_stage(
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="options from a file, .yaml or .toml, or a run's run.json, which repeats that run",
+        help="options from a .yaml or .toml file, or a run's run.json, which repeats that run",
     )
     add_set(parser, "settings by name: NAME=VALUE is --NAME VALUE")
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a run of half a minute that only shows that everything works",
+        help="a run of half a minute; only shows that everything works",
     )
     return parser, groups
 

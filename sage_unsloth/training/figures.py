@@ -19,7 +19,6 @@ def plot_training(
     Args:
         runs: name -> rows of its `metrics.jsonl`.
         path: of the PNG; the CSV is written next to it.
-        note: conditions, under the figure.
         window: optimizer steps of the centred moving average over the raw values. A run with fewer
             than twice as many is drawn as points, and the note says so.
     """

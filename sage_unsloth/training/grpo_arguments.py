@@ -51,10 +51,8 @@ def grpo_arguments(
     """The `GRPOConfig` of a run; `given` wins over the values set here.
 
     Args:
-        folder: of the run.
         pad_token_id: the token that is never sampled.
         rollouts: "transformers", "vllm" or "server".
-        save_steps: optimizer steps between checkpoints.
         precision, optim: see `RlvrConfig`.
         given: fields of `GRPOConfig`.
     """

@@ -49,7 +49,6 @@ def guide_dose(
         guide: any guide that needs no teacher.
         model, tokenizer: of the records; the forward pass must return logits.
         rows: the problems, with the `id` that the records name.
-        temperature: of the sampling in training.
         max_steps: of the run, for guides with a schedule; the dose is that of the first step.
         scale_rewards: as in `RlvrConfig`.
 
@@ -112,7 +111,6 @@ def report_dose(
 
     Args:
         model, tokenizer: the policy that the preflight sampled.
-        rows: the training rows.
         folder: of the run, with the preflight's completions.
     """
     from sage_unsloth.objective.guide_dose import dose_text

@@ -60,10 +60,7 @@ class HeldOut:
         config: of the run, with `eval_steps` > 0.
         rows: the held-out ones, with `id`, `problem` and `answer`.
         folder: of the run; gets `held-out/` with a record set for each evaluation, and `best/`.
-        trainer: of the run.
         tokenizer: not the trainer's own; is saved in `best/` with the adapter.
-        model_path: the model below the adapter.
-        verifier: grades the answers.
     """
 
     def __init__(
@@ -235,7 +232,6 @@ def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:
 
 
 def policy_digest(model: Any) -> str:
-    """A digest of the trained weights."""
     weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return hashlib.sha256(json.dumps(digest(weights), sort_keys=True).encode()).hexdigest()[:16]
 

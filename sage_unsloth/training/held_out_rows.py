@@ -66,7 +66,6 @@ def check_evaluations(config: RlvrConfig, given: int | None, *, graded: bool) ->
 
     Args:
         given: number of given held-out rows; None if they come from the training rows.
-        graded: whether answers are checked.
     """
     if not config.eval_steps and given is not None:
         raise ValueError(

@@ -103,7 +103,6 @@ class Ledger:
         Args:
             settings: must be equal to resume (`stage.run_settings`).
             config: of the stage; its free settings are recorded too.
-            model_path: folder or hub id.
             data: origin of the rows, recorded next to the settings, which have the rows' digest.
             command: the words of the command, so that `--config run.json` can repeat it.
 
@@ -150,7 +149,6 @@ class Ledger:
         """Refuses to restart a run that has trained past its first checkpoint and lost it.
 
         Args:
-            resume: its newest complete checkpoint.
             save_steps: optimizer steps between checkpoints now. A larger value at the run's start
                 counts instead, because the first checkpoint may not have been due yet.
 

@@ -74,7 +74,6 @@ class LivePlot:
                 self._show()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Draw what came since the last drawing."""
         if state.is_world_process_zero:
             self._show()
 

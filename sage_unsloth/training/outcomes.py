@@ -113,8 +113,6 @@ def training_command(
     """The command that trains by RL on the result of an SFT run.
 
     Args:
-        out: folder of the SFT run.
-        config: of the SFT run.
         max_length: of the model's preset; if the run had another one, RL gets its lengths.
         data: custom data; None for the model's default.
         columns: of `data`.
@@ -164,8 +162,8 @@ COURSE = {
 def finished_text(out: str | Path, trained: Path) -> str:
     """Printed when a finished run is started again."""
     return (
-        f"{out} is finished: {trained}. Nothing is trained again. What follows checks its settings "
-        "and rows, and shows its outcome. Another --out starts a new run.\n"
+        f"{out} is finished: {trained}. It is not trained again: its settings and rows are "
+        "checked, and its results shown. Use another --out for a new run.\n"
     )
 
 
@@ -185,7 +183,7 @@ def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
     if share is None or share <= 0.5:
         return ""
     return (
-        f"{share:.0%} of the last completions hold no answer that can be read, and are never "
+        f"{share:.0%} of the last completions hold no readable answer, and are never "
         f"rewarded: {answers_remedy(prompt)}. completions.jsonl shows what they wrote"
     )
 

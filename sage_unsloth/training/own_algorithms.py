@@ -27,7 +27,6 @@ class Brought:
 
     Attributes:
         name: for `--algorithm`.
-        package: its name and version.
         algorithm: None if it is broken.
         problem: why it is broken, or "".
     """

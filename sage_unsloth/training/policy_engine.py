@@ -93,7 +93,6 @@ class RolloutLlm:
         self.generation = generation
 
     def generate(self, prompts: Sequence[dict], parameters: Sequence[Any], **_: Any) -> list:
-        """vLLM's outputs, in order."""
         llm, outputs = self.generation.llm, []
         plain = llm.generate
 

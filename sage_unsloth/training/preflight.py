@@ -71,8 +71,8 @@ def answers_remedy(prompt: PromptFormat) -> str:
     if prompt.solution is None:
         return "run SFT first, or longer: it teaches to put the answer in \\boxed{}"
     return (
-        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}. Or ask for "
-        "marks that the model already writes, such as \\boxed{} (--tags boxed)"
+        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}. Or use marks "
+        "that the model already writes, such as \\boxed{} (--tags boxed)"
     )
 
 
@@ -100,7 +100,7 @@ def remedies(
     result = []
     if values["truncation_rate"] > 0.5:
         result.append(
-            f"{values['truncation_rate']:.0%} of the completions were cut at "
+            f"{values['truncation_rate']:.0%} of the completions were truncated at "
             f"{max_completion_length} tokens, which counts as wrong: raise max_completion_length, "
             "or train on shorter problems"
         )
@@ -116,8 +116,8 @@ def remedies(
         often = values.get("solve_rate", 0) >= 0.5
         direction = "harder problems" if often else "easier problems or more SFT"
         result.append(
-            f"{values['dead_groups']:.0%} of the groups teach nothing, as those of one and the "
-            f"same reward do: take {direction}, or raise num_generations"
+            f"{values['dead_groups']:.0%} of the groups have no signal (all advantages are 0): use "
+            f"{direction}, or raise num_generations"
         )
     return result
 
@@ -136,7 +136,7 @@ def check_signal(result: dict[str, float], config: Any, *, force: bool = False) 
     """
     if result["dead_groups"] < 1:
         return
-    rule = "one and the same reward"
+    rule = "equal rewards"
     if config.advantages != GRPO:
         rule = f"rewards of which advantages={config.advantages!r} makes 0"
     fact = (
@@ -144,15 +144,15 @@ def check_signal(result: dict[str, float], config: Any, *, force: bool = False) 
         f"{config.num_generations} got {rule}"
     )
     if "solve_rate" in result:
-        fact += f" ({result['solve_rate']:.0%} of the completions are right)"
+        fact += f" ({result['solve_rate']:.0%} of the completions are correct)"
     if force:
-        logger.warning("%s. Training goes on all the same.", fact)
+        logger.warning("%s. Training continues anyway.", fact)
         return
     texts = remedies(result, config.max_completion_length, config.prompt)
     advice = " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
     raise ValueError(
         f"{fact}. {advice} Look at more prompts "
-        f"(preflight_prompts={2 * config.preflight_prompts}), or train all the same by --force "
+        f"(preflight_prompts={2 * config.preflight_prompts}), or train anyway with --force "
         "(force=True)"
     )
 
@@ -175,7 +175,6 @@ def preflight(
     Args:
         engine: samples from the policy that training begins with.
         rows: the training rows; the prompts are evenly spaced among them.
-        verifier: grades the answers.
         reward: its total decides which groups have a signal; None for only the checked answer.
     """
     chosen = chosen_rows(config, rows)
@@ -256,10 +255,10 @@ def _reward_warning(untold: float) -> list[str]:
     if untold <= 0.5:
         return []
     return [
-        f"in {untold:.0%} of the groups the answers are all right or all wrong, so your other "
-        "rewards alone rank the completions and, divided by the group's deviation, pull as hard as "
-        "right answers, whatever their weight. Pay them for right answers only, take problems of "
-        "which some are solved, or set scale_rewards=none"
+        f"in {untold:.0%} of the groups the answers are all correct or all wrong, so only your "
+        "other rewards rank the completions, and dividing by the group's deviation makes them as "
+        "strong as correct answers. Give them for correct answers only, use problems that are "
+        "sometimes solved, or set scale_rewards=none"
     ]
 
 

@@ -15,7 +15,6 @@ MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
 
 
 def rl_seconds(rl: "RlvrConfig") -> float:
-    """Estimated seconds of one RL run."""
     return rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
 
 
@@ -33,10 +32,6 @@ def plan(
 
     Args:
         sft, rl, sampling: settings; `rl` of each of `runs`.
-        runs: names of the RL runs.
-        problems: of the evaluation.
-        count: RL runs at a time.
-        why: not more.
     """
     total = (1 + len(runs)) * problems * sampling.num_samples
     # Runs side by side load the libraries once more, all at the same time.

@@ -232,7 +232,6 @@ def run_rlvr(
 
 
 def show(content: str | Sequence[Mapping]) -> None:
-    """Prints a text or a table."""
     if isinstance(content, str):
         print(content)
     else:

@@ -36,9 +36,7 @@ def draw_rehearsal(
 
     Args:
         engine: samples from π_ref, the policy that training begins with.
-        rows: the training rows.
         folder: of the run, which gets the record set `REHEARSAL`.
-        verifier: grades the answers.
         resumed: training has begun, so the engine's policy is no longer π_ref.
 
     Raises:
@@ -70,13 +68,13 @@ def draw_rehearsal(
     problems = len({item.problem for item in stored})
     if not stored:
         raise ValueError(
-            f"a rehearsal needs right completions of the start model, but none of {len(records)} "
+            f"a rehearsal needs correct completions of the start model, but none of {len(records)} "
             f"on {len(requested)} problems could be used. Raise its samples "
             f"(rehearsal={rule.divergence},samples={2 * rule.samples}), lower solved, or use "
             "easier problems or more SFT"
         )
     logger.info(
-        "Rehearsal: %d right completions of %d of %d problems are stored.",
+        "Rehearsal: %d correct completions of %d of %d problems are stored.",
         len(stored),
         problems,
         len(requested),

@@ -48,22 +48,20 @@ class RlvrConfig(StageConfig):
     )
     micro_batch_size: int | None = setting(
         None,
-        "completions that go through the loss together in one process, none: all of a step; fewer "
-        "need less memory, and gradients are accumulated",
+        "completions in one pass through the loss, in each process; none: all of a step; fewer "
+        "need less memory",
         OPTIMISER,
     )
     max_completion_length: int = setting(
         1024, "tokens of a completion", ROLLOUTS, above=0, trainer=True
     )
     max_prompt_length: int = setting(
-        1024, "tokens of a prompt; longer ones are left out", DATA, above=0
+        1024, "tokens of a prompt; rows with longer ones are skipped", DATA, above=0
     )
     learning_rate: float = setting(5e-6, "peak learning rate", OPTIMISER, above=0, trainer=True)
-    warmup_ratio: float = setting(
-        0.1, "share of the steps in which the learning rate rises", OPTIMISER, low=0, high=1
-    )
+    warmup_ratio: float = setting(0.1, "share of the steps for warm-up", OPTIMISER, low=0, high=1)
     num_iterations: int = setting(
-        1, "times that each batch of completions is trained on", OPTIMISER, low=1, trainer=True
+        1, "training passes over each batch of completions", OPTIMISER, low=1, trainer=True
     )
     beta: float = setting(PAPER_BETA, "KL coefficient β", OBJECTIVE, low=0, trainer=True)
     kl_estimator: Literal["k3", "k3-is", "k2", "forward-kl", "forward-kl-naive"] = setting(
@@ -71,19 +69,19 @@ class RlvrConfig(StageConfig):
     )
     credit: Literal["token", "sequence"] = setting(
         "token",
-        "sequence: each token is credited with guide and KL of those after it, as in Eq. 6",
+        "sequence: each token is credited with guide and KL of later tokens, as in Eq. 6",
         OBJECTIVE,
     )
     kl_in: Literal["loss", "reward"] = setting(
         "loss",
-        "where the KL is; reward: β times a completion's log-ratio to π_ref is taken from its "
-        "reward",
+        "place of the KL; reward: β times a completion's log-ratio to π_ref is subtracted from its"
+        " reward",
         OBJECTIVE,
     )
     teacher: str = setting(
         "",
-        "adapter or model (folder or hub id, same tokenizer) for a guide that reads one; takes its "
-        "own memory, which the plan does not count",
+        "adapter or model (folder or hub id, same tokenizer) for a guide that needs one; its "
+        "memory is not in the plan",
         OBJECTIVE,
     )
     reference: Literal["sft", "base"] = setting(
@@ -96,21 +94,20 @@ class RlvrConfig(StageConfig):
     )
     scale_rewards: Literal["group", "batch", "none"] = setting(
         "group",
-        "advantages are divided by the standard deviation of the prompt's rewards, of the step's, "
-        "or not",
+        "divide advantages by the standard deviation of the rewards of the prompt, of the step, or"
+        " not",
         OBJECTIVE,
         trainer=True,
     )
     advantages: str = setting(
         "grpo",
-        "what makes advantages of a group's rewards: grpo, another rule with its settings "
-        "(pkpo,k=4), or module:function of your own",
+        "rule from a group's rewards to advantages: grpo, another one with its settings "
+        "(pkpo,k=4), or your module:function",
         OBJECTIVE,
     )
     token_advantages: str = setting(
         "none",
-        "what changes advantages of single tokens: a rule (clip-cov,share=0.001), or "
-        "module:function of your own",
+        "rule for the advantages of single tokens (clip-cov,share=0.001), or your module:function",
         OBJECTIVE,
     )
     entropy_coef: float = setting(
@@ -119,13 +116,14 @@ class RlvrConfig(StageConfig):
     )  # fmt: skip
     balance_by: str = setting(
         "",
-        "column of the training rows, such as family: rows are repeated until each of its values "
-        "has as many; pass_rate, a share of right samples, repeats a row by 1/p instead",
+        "column, such as family: rows are repeated until each of its values has equally many; "
+        "pass_rate (share of correct samples) repeats a row 1/p times instead",
         DATA,
     )
     rehearsal_coef: float = setting(
         0.0,
-        "weight of a divergence from π_ref on correct completions that π_ref drew before training",
+        "weight of a divergence from π_ref on correct completions that π_ref sampled before "
+        "training",
         OBJECTIVE,
         low=0,
     )
@@ -142,34 +140,36 @@ class RlvrConfig(StageConfig):
         0.2, "clip of the importance ratio, above 1", OBJECTIVE, low=0, high=10, trainer=True
     )
     max_resamples: int = setting(
-        0, "times that groups without a signal are sampled again for other prompts", ROLLOUTS, low=0
+        0, "attempts to replace groups without a signal by other prompts", ROLLOUTS, low=0
     )
     top_entropy_quantile: float = setting(
         1.0,
-        "share of the tokens, those of highest entropy, that keep the policy term",
+        "share of tokens, those of highest entropy, with a policy term",
         OBJECTIVE,
         above=0,
         high=1,
         why="because it is a share of the tokens, and 1 is all of them",
         trainer=True,
     )
-    temperature: float = setting(1.0, "of sampling; top-k is off", ROLLOUTS, above=0, trainer=True)
+    temperature: float = setting(
+        1.0, "sampling temperature; top-k is off", ROLLOUTS, above=0, trainer=True
+    )
     top_p: float = setting(
-        1.0, "nucleus: the most probable tokens of this share", ROLLOUTS, low=0, high=1,
-        trainer=True,
+        1.0, "sample from the most probable tokens with this total probability", ROLLOUTS,
+        low=0, high=1, trainer=True,
     )  # fmt: skip
     min_p: float = setting(
-        0.01, "tokens below this share of the most probable one are not sampled", ROLLOUTS,
+        0.01, "exclude tokens below this share of the largest probability", ROLLOUTS,
         low=0, high=1,
     )  # fmt: skip
     backend: Literal["unsloth", "trl"] = setting(
         "unsloth",
-        "who trains: Unsloth on one GPU, or TRL's own trainer, which accelerate spreads over many",
+        "trainer: Unsloth's on one GPU, or TRL's own, which accelerate can run on many",
         MODEL,
     )
     rollouts: Literal["auto", "vllm", "transformers", "server"] = setting(
         "auto",
-        "what samples; auto: vllm on a GPU that it runs on; server is for --backend trl",
+        "engine; auto: vllm on a GPU that it supports; server is for --backend trl",
         ROLLOUTS,
     )
     vllm_server: str = setting(
@@ -197,22 +197,21 @@ class RlvrConfig(StageConfig):
     )
     vllm_importance_sampling_correction: bool = setting(
         True,
-        "weigh each token by the trainer's over vLLM's probability, at most 2",
+        "weight each token by the ratio of the trainer's to vLLM's probability, at most 2",
         ROLLOUTS,
         trainer=True,
     )
     full_finetuning: bool = setting(False, "train every weight instead of an adapter", MODEL)
     preflight_prompts: int = setting(
         32,
-        "prompts sampled before training to see whether there is anything to learn; 0: none",
+        "prompts to sample before training, to check for a signal; 0: none",
         EVALUATION,
         low=0,
         free=True,
     )
     log_entropy: bool = setting(
         True,
-        "log the policy's entropy also without a guide that needs it; costs time in full "
-        "fine-tuning",
+        "log the policy's entropy even if no guide needs it; costs time in full fine-tuning",
         EVALUATION,
     )
     save_steps: int = setting(
@@ -220,14 +219,14 @@ class RlvrConfig(StageConfig):
     )
     sample_steps: int = setting(
         25,
-        "optimizer steps between samples of completions in completions.jsonl; 0 writes none",
+        "optimizer steps between samples of completions in completions.jsonl; 0: none",
         SAVING,
         low=0,
         free=True,
     )
     eval_steps: int = setting(
         0,
-        "optimizer steps between evaluations on held-out rows; 0 makes none",
+        "optimizer steps between evaluations on held-out rows; 0: none",
         EVALUATION,
         low=0,
     )
@@ -235,20 +234,20 @@ class RlvrConfig(StageConfig):
         4, "completions of each held-out row, sampled as in training", EVALUATION, above=0
     )
     eval_rows: int = setting(
-        64, "rows held out of those to train on, with all others of their problems", EVALUATION,
+        64, "training rows to hold out, with all other rows of their problems", EVALUATION,
         above=0,
     )  # fmt: skip
     best_by: Literal["pass@1", "pass@k"] = setting(
-        "pass@1", "by which of them best/ is chosen; k is eval_samples", EVALUATION
+        "pass@1", "metric that chooses best/; k is eval_samples", EVALUATION
     )
     patience: int = setting(
-        0, "training ends after this many evaluations without a better one; 0 never", EVALUATION,
+        0, "training ends after this many evaluations without improvement; 0: never", EVALUATION,
         low=0,
     )  # fmt: skip
     coverage_budget: float = setting(
         0.0,
-        "pass@k, k = eval_samples, may lose this much on held-out rows: training ends where it "
-        "loses more twice in a row, and best/ is one that lost less; 0: no limit",
+        "allowed loss of pass@k, k = eval_samples, on held-out rows: training ends after two "
+        "evaluations in a row beyond it, and best/ is within it; 0: no limit",
         EVALUATION,
         low=0,
         high=1,
@@ -257,13 +256,13 @@ class RlvrConfig(StageConfig):
         5.0, "time limit for grading one answer, seconds", EVALUATION, above=0, free=True
     )
     reward_seconds: float = setting(
-        60.0, "time limit of one call of a reward function of your own, seconds", EVALUATION,
+        60.0, "time limit of one call of your reward function, seconds", EVALUATION,
         above=0, free=True,
     )  # fmt: skip
     seed: int = setting(
         3407,
-        "of adapter, data order, the guide's noise, and rollouts by transformers (vLLM has its "
-        "own, which Unsloth sets to 0 at every start)",
+        "seed of adapter, data order, the guide's noise, and rollouts by transformers (vLLM has "
+        "its own, which Unsloth sets to 0)",
         OPTIMISER,
         trainer=True,
     )

@@ -86,7 +86,6 @@ def resolve(
             `checkpoints/` while training, `metrics.jsonl`, `completions.jsonl` and
             `preflight.json`; with evaluations `held-out/` and `best/`.
         guide: shapes the KL anchor; None leaves it at π_ref.
-        name: on the progress bar.
         adapter: start from this adapter instead of a fresh one; π_ref is then the model without it,
             and `config.reference` must be "base".
         held_out: rows for the held-out curve (`config.eval_steps`); None holds out

@@ -99,7 +99,6 @@ def preflight_engine(
     """An engine that samples from the policy that training begins with.
 
     Args:
-        model_path: of the base model.
         by_vllm: use vLLM, which samples without an adapter; only correct if the adapter is fresh.
     """
     if by_vllm:

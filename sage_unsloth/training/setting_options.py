@@ -56,7 +56,6 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
 
 
 def add_groups(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The groups of `--help`, by name."""
     return {group: parser.add_argument_group(group) for group in GROUPS}
 
 

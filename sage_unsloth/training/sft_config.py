@@ -23,23 +23,21 @@ class SftConfig(StageConfig):
     epochs: int = setting(2, "passes over the rows", OPTIMISER, above=0)
     batch_size: int = setting(1, "rows in an optimizer step", OPTIMISER, above=0)
     micro_batch_size: int | None = setting(
-        None, "rows that go through the model together, none: all of a step", OPTIMISER
+        None, "rows in one pass through the model; none: all of a step", OPTIMISER
     )
     learning_rate: float = setting(2e-4, "peak learning rate", OPTIMISER, above=0, trainer=True)
-    warmup_steps: int = setting(
-        5, "steps in which the learning rate rises", OPTIMISER, low=0, trainer=True
-    )
+    warmup_steps: int = setting(5, "warm-up steps", OPTIMISER, low=0, trainer=True)
     max_length: int = setting(
         2048, "tokens of prompt and solution together", DATA, above=0, trainer=True
     )
     completion_only_loss: bool = setting(
-        True, "learn working, answer and EOS alone; false: the prompt too, as the authors' code",
+        True, "learn only reasoning, answer and EOS; false: the prompt too, as the authors' code",
         OBJECTIVE, trainer=True,
     )  # fmt: skip
     save_steps: int = setting(
         100, "optimizer steps between checkpoints", SAVING, above=0, free=True
     )
-    seed: int = setting(3407, "of adapter and data order", OPTIMISER, trainer=True)
+    seed: int = setting(3407, "seed of adapter and data order", OPTIMISER, trainer=True)
 
     def __post_init__(self) -> None:
         if self.max_steps != -1 and self.max_steps < 1:

@@ -229,7 +229,7 @@ def ungraded_text(rows: Sequence[dict], checker: Checker) -> str:
         return ""
     return (
         f"{len(rows)} of the rows to train on were to be held out, but {checker.name} cannot grade "
-        f"their answers, as {rows[0]['answer']!r:.60}; --verifier names what can.\n"
+        f"their answers, such as {rows[0]['answer']!r:.60}. Choose another --verifier.\n"
     )
 
 
@@ -238,7 +238,7 @@ def out_of_format(table: Sequence[Mapping[str, str]]) -> str:
     if not table or float(table[-1]["in format"]) > 0:
         return ""
     return (
-        "No completion after SFT is in format, and RL learns from correct answers alone: train SFT "
+        "No completion after SFT is in format, and RL learns only from correct answers: train SFT "
         "for more steps, with another --out and --max-steps … (held-out/after.jsonl shows what "
         "was written)."
     )

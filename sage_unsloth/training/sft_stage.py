@@ -83,7 +83,6 @@ def resolve(
     """Checks the arguments of stage 1 before Unsloth or a model is loaded.
 
     Args:
-        model_path: folder or hub id.
         rows: dicts with `problem` (or `messages`, a conversation), `solution` (the reasoning) and
             `answer`; without `answer` the solution is trained on as it is, tags included.
         folder: gets `adapter/` and `model/` (each complete or absent), `metrics.jsonl`, and

@@ -10,12 +10,7 @@ from sage_unsloth.training.stage import COMPLETIONS
 class ShowCompletions:
     """A callback that prints some completions of each sampled step (`sample_steps`).
 
-        run_rlvr(out, ..., sample_steps=10, callbacks=[ShowCompletions(out)])
-
-    Args:
-        folder: of the run.
-        count: completions of a step.
-        characters: of a completion.
+    run_rlvr(out, ..., sample_steps=10, callbacks=[ShowCompletions(out)])
     """
 
     def __init__(self, folder: str | Path, count: int = 2, characters: int = 300) -> None:

@@ -41,7 +41,6 @@ class Job:
     """One call of a function in another process, to which everything here is sent.
 
     Attributes:
-        name: of the run.
         work: "module:function", imported there once the libraries are loaded.
         arguments: of the function, by name.
         folder: of the run; its metrics show the progress.
@@ -71,7 +70,6 @@ def choose_processes(
     """How many runs go side by side, and why not more.
 
     Args:
-        jobs: the incomplete ones.
         processes: None for as many as cores and memory allow.
         long: whether a run takes longer than starting a process.
         memory: bytes that a run takes at most.
@@ -136,7 +134,6 @@ def run_side_by_side(
     Args:
         jobs: in the order in which they start.
         folder: for files of running processes; deleted at the end, kept after an error.
-        threads: of each process.
         ended: called with each finished job and its seconds.
 
     Raises:

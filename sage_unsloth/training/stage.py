@@ -65,7 +65,6 @@ def run_settings(
 
 
 def digest_of(rows: Sequence[dict]) -> str:
-    """A digest of the content of rows."""
     text = json.dumps([dict(row) for row in rows], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -157,7 +156,6 @@ def tracker_callbacks(report_to: str, folder: Path) -> list[Any]:
 def common_arguments(
     folder: Path, save_steps: int, precision: str = "auto", optim: str = "auto"
 ) -> dict[str, Any]:
-    """Arguments for the trainers of both stages."""
     # Unsloth's usual optimizer, which needs bitsandbytes and a GPU.
     usual = "adamw_8bit" if has_gpu() and backend() != TRL else "adamw_torch"
     arguments = {
@@ -212,10 +210,7 @@ def log_steps(
     ends all.
 
     Args:
-        trainer: of either stage.
         folder: gets `metrics.jsonl`.
-        name: on the progress bar.
-        resume: checkpoint that training resumes from.
         callbacks: called for each step once its row is on disk.
         held_out: evaluates between the steps, and may end the run early.
         report_to: one of `TRACKERS`.

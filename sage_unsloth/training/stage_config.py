@@ -14,7 +14,7 @@ class StageConfig:
 
     lr_scheduler_type: Literal[
         "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr"
-    ] = setting("linear", "how the learning rate falls after its peak", OPTIMISER, trainer=True)
+    ] = setting("linear", "learning rate schedule after the peak", OPTIMISER, trainer=True)
     optim: str = setting(
         "auto",
         "optimizer, as transformers names it; auto: adamw_8bit on a GPU, else adamw_torch",
@@ -22,7 +22,7 @@ class StageConfig:
     )
     weight_decay: float = setting(0.01, "weight decay of AdamW", OPTIMISER, low=0, trainer=True)
     max_grad_norm: float = setting(
-        1.0, "gradients are clipped to this norm; 0 never", OPTIMISER, low=0, trainer=True
+        1.0, "clip gradients to this norm; 0: never", OPTIMISER, low=0, trainer=True
     )
     load_in_4bit: bool = setting(False, "quantise the frozen weights of the linear layers", MODEL)
     precision: Literal["auto", "bfloat16", "float16"] = setting(
@@ -32,12 +32,12 @@ class StageConfig:
         MODEL,
     )
     template: Literal["project", "model"] = setting(
-        "project", "whose chat template makes the prompts", DATA, option=False
+        "project", "chat template of the prompts", DATA, option=False
     )
     prompt: PromptFormat = setting(
         PROJECT_PROMPT, "what prompts say, and the tags of an answer", DATA, option=False
     )
     report_to: Literal["none", "tensorboard", "trackio", "wandb"] = setting(
-        "none", "a tracker beside metrics.jsonl", SAVING, free=True
+        "none", "tracker, in addition to metrics.jsonl", SAVING, free=True
     )
     lora: LoraSettings = setting(LoraSettings(), "the adapter", MODEL)

@@ -48,8 +48,6 @@ class StepLog(TrainerCallback):
     """Writes a row of metrics for every optimizer step, and ends the run after the step in flight.
 
     Args:
-        path: of the rows.
-        name: on the progress bar.
         stop: of `stopping.finishing`.
         extra: called in every process with the step and the trainer's metrics; its result is added
             to the row.

@@ -28,7 +28,7 @@ def test_counts_and_shares_by_hand():
         "not recorded": {"answers": 1, "correct": 1},
     }
     assert correct_shares(counts) == {"number": 0.6, "text": 0.2, "not recorded": 0.2}
-    assert kinds_text(count_kinds(rows(text=(2, 1)))) == "text 1 of 2 right"
+    assert kinds_text(count_kinds(rows(text=(2, 1)))) == "text 1 of 2 correct"
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_kind_that_grows_is_shown_and_named(run, capsys, caplog):
     assert found["run"]["last third"]["text"] == {"answers": 8, "correct": 4}
     assert "4 of 8 (50.0% of the" in capsys.readouterr().out
     (message,) = caplog.messages
-    assert "right as text were 0 %" in message and "are 50 % in the last" in message
+    assert "text answers were 0 %" in message and "are 50 % in the last" in message
     assert str(run / COMPLETIONS) in message
 
 

@@ -118,7 +118,7 @@ def test_an_engine_that_dies_in_a_call_keeps_what_was_drawn(tmp_path, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(CPUModelRunner, "execute_model", dying)
         config = replace(SHORT, batch_size=16)
-        with pytest.raises(EngineError, match=r"the engine failed with .*kept in .* same command"):
+        with pytest.raises(EngineError, match=r"the engine failed with .*saved in .* same command"):
             evaluator.evaluate(models, arithmetic(8), out, config, engine="vllm")
     kept = records(out)
     assert 0 < len(kept) < 64

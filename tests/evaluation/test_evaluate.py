@@ -548,7 +548,7 @@ def test_many_cut_completions_are_named(tmp_path):
     """Of each problem the first sample is cut: one of four is much, one of twenty is not."""
     for n, cut in ((4, True), (20, False)):
         result = report_sets([samples([[1] * n, [0] * n], "base")], tmp_path)
-        message = "More than 10% of the completions of base were cut at the length limit"
+        message = "More than 10% of the completions of base were truncated at the length limit"
         assert (message in report_text(result)) == cut
 
 

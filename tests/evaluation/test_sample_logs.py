@@ -107,7 +107,7 @@ def test_logs_of_two_tools_are_compared(tmp_path):
     assert rows["lm"]["tokens"] is None and rows["lm"]["unparsable"] is None
     assert rows["inspect"]["tokens"] > 0
     text = report_text(result)
-    assert "lm: drawn by lm-evaluation-harness, graded by lm-evaluation-harness: exact" in text
+    assert "lm: sampled by lm-evaluation-harness, graded by lm-evaluation-harness: exact" in text
     assert (tmp_path / "pass_at_k.png").is_file() and (tmp_path / "table.csv").is_file()
 
 

@@ -17,7 +17,7 @@ from sage_unsloth.patch.unsloth_scoring import (
     OF_LOGITS,
     Scored,
     UnslothScoring,
-    _recorded,
+    _record_scores,
     entropies_of_logits,
     in_layout,
 )
@@ -115,7 +115,7 @@ def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(
     index = torch.randint(0, 29, (3, 7), generator=generator)
     arguments = (hidden, head, index, 4, 0.0, 0.0, 0.0, temperature)
     plain = getattr(zoo, name)(*arguments)
-    with _recorded(True) as calls:
+    with _record_scores(True) as calls:
         logps = getattr(zoo, name)(*arguments)
     all_logps = ((hidden @ head.T) / temperature).double().log_softmax(-1)
     expected = -(all_logps.exp() * all_logps).sum(-1)
@@ -132,7 +132,7 @@ def test_hidden_states_are_scored_as_before_and_their_entropy_is_right(
     )
     settings = dict(zip(names, (4, 1.5, 2.0, 3.0, temperature), strict=True))
     plain = getattr(zoo, name)(hidden, head, index, **settings)
-    with _recorded(True):
+    with _record_scores(True):
         logps = getattr(zoo, name)(hidden, head, index, **settings)
     assert torch.allclose(logps, plain, atol=1e-6)
 
@@ -153,7 +153,7 @@ def test_log_probs_over_a_part_of_the_vocabulary_stay_so(unsloth_module, name):
     )
     index = (hidden @ head.T).argmax(-1)
     plain = getattr(zoo, name)(hidden, head, index, support_top_k=3)
-    with _recorded(True) as calls:
+    with _record_scores(True) as calls:
         logps = getattr(zoo, name)(hidden, head, index, support_top_k=3)
     assert torch.equal(logps, plain)
     assert len(calls) == 1

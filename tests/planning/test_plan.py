@@ -377,7 +377,7 @@ def test_refusal_names_changes_in_order_with_what_they_save():
     with pytest.raises(ValueError) as refusal:
         check_fits(setup, 22.0)
     head, *lines = str(refusal.value).splitlines()
-    assert "must fit the card's 22.0 GiB, but it needs 31.4 GiB (computed)" in head
+    assert "must fit the GPU's 22.0 GiB, but it needs 31.4 GiB (computed)" in head
     assert [line.split(";")[0].split(":")[0].strip() for line in lines] == [
         "1. micro-batch 1 instead of 4",
         "2. rollouts by transformers instead of vLLM",

@@ -34,7 +34,7 @@ def test_falling_back_is_said_aloud_and_insisting_is_refused(caplog):
 @pytest.mark.parametrize(
     ("capability", "installed", "run", "reason"),
     [
-        ((7, 5), True, {}, "compute capability 8.0, but this card has 7.5 .*0.11.2 was the last"),
+        ((7, 5), True, {}, "compute capability 8.0, but this GPU has 7.5 .*0.11.2 was the last"),
         ((8, 9), False, {}, r"not installed .pip install"),
         ((8, 9), True, {"load_in_4bit": True}, "pip install vllm-bnb-plugin"),
         ((8, 9), True, {"full_finetuning": True}, "full fine-tuning has no adapter"),

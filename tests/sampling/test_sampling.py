@@ -161,7 +161,7 @@ def test_only_what_is_missing_is_drawn(tmp_path):
 def test_an_engine_that_dies_keeps_what_was_drawn(tmp_path):
     path = tmp_path / "samples.jsonl"
     with pytest.raises(
-        EngineError, match=r"MemoryError: out of GPU memory.* kept in .*same command again"
+        EngineError, match=r"MemoryError: out of GPU memory.* saved in .*same command again"
     ):
         draw(CONFIG, Table(fail_at=16), ROWS, path)
     assert len(read_samples(path)) == 16

@@ -3,7 +3,7 @@
 import pytest
 from ordering import SETTINGS, check_order_is_kept, taken
 
-from sage_unsloth.trainers.data_order import order_kept
+from sage_unsloth.trainers.data_order import keep_row_order
 from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
@@ -23,7 +23,7 @@ def test_with_accumulated_micro_batches_too(make_trainer):
 def test_without_a_resume_the_order_is_trls_own(make_trainer, monkeypatch):
     settings = SETTINGS | {"max_steps": 7}
     kept = taken(make_trainer(**settings))
-    monkeypatch.setattr("sage_unsloth.patch.guided.order_kept", lambda trainer: order_of_trl())
+    monkeypatch.setattr("sage_unsloth.patch.guided.keep_row_order", lambda trainer: order_of_trl())
     assert taken(make_trainer(**settings)) == kept
 
 
@@ -41,5 +41,8 @@ def test_rows_that_are_not_shuffled_stay_so(make_trainer):
 def test_another_sampler_is_refused(make_trainer):
     trainer = make_trainer()
     trainer._get_train_sampler = lambda *args: range(3)
-    with order_kept(trainer), pytest.raises(ContractError, match=r"range without shuffle, gener"):
+    with (
+        keep_row_order(trainer),
+        pytest.raises(ContractError, match=r"range without shuffle, gener"),
+    ):
         trainer._get_train_sampler()

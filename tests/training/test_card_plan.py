@@ -49,7 +49,7 @@ def test_sizes_are_those_of_the_command(size):
 def test_4_bits_where_16_do_not_fit():
     card = plan_for_card(PAPER, memory=T4)
     assert card.load_in_4bit and "in 4 bits" in card.reasons[0]
-    with pytest.raises(ValueError, match=r"must fit the card's 3\.1 GiB"):
+    with pytest.raises(ValueError, match=r"must fit the GPU's 3\.1 GiB"):
         plan_for_card(PAPER, memory=3.1)
 
 

@@ -55,11 +55,11 @@ HEALTHY = {"solve_rate": 0.4, "format_rate": 0.9, "truncation_rate": 0.1, "dead_
     ("changes", "advice"),
     [
         ({}, []),
-        ({"truncation_rate": 0.6}, ["60% of the completions were cut at 64 tokens"]),
+        ({"truncation_rate": 0.6}, ["60% of the completions were truncated at 64 tokens"]),
         ({"format_rate": 0.2}, ["only 20% .* run SFT first.*<SOLUTION> </SOLUTION>.*--tags boxed"]),
         ({"dead_groups": 0.9}, ["90% of the groups .* easier problems or more SFT"]),
         ({"dead_groups": 0.9, "solve_rate": 0.95}, ["90% of the groups .* harder problems"]),
-        ({"format_rate": 0.0, "truncation_rate": 1.0}, ["100% .* cut", "only 0%"]),
+        ({"format_rate": 0.0, "truncation_rate": 1.0}, ["100% .* truncated", "only 0%"]),
     ],
 )
 def test_advice(changes, advice):
@@ -130,10 +130,10 @@ def test_a_preflight_leaves_its_completions_and_does_not_change_training(
     report = json.loads((tmp_path / "4" / "preflight.json").read_text())
     assert report["prompts"] == 4 and report["truncation_rate"] > 0.5
     assert len((tmp_path / "4" / "preflight.jsonl").read_text().splitlines()) == 16
-    assert "were cut at 8 tokens" in report["warnings"][0]
+    assert "were truncated at 8 tokens" in report["warnings"][0]
     assert "Preflight: " in caplog.text and report["warnings"][0] in caplog.text
     assert rewards[0][-1][1] == 0 and "The adapter is still zero" in caplog.text
-    assert "Training goes on all the same" in caplog.text and "--force" not in caplog.text
+    assert "Training continues anyway" in caplog.text and "--force" not in caplog.text
 
 
 def test_a_run_on_dead_groups_alone_stops_before_its_first_step(unsloth_module, tmp_path):
@@ -148,8 +148,10 @@ def test_a_run_on_dead_groups_alone_stops_before_its_first_step(unsloth_module, 
         with pytest.raises(ValueError) as error:
             rlvr(config, data_folder() / "arithmetic-base", arithmetic.problems("train"), tmp_path)
         message = str(error.value)
-        assert "(0% of the completions are right). 100% of the completions were cut" in message
-        assert "preflight_prompts=4), or train all the same by --force (force=True)" in message
+        assert (
+            "(0% of the completions are correct). 100% of the completions were truncated" in message
+        )
+        assert "preflight_prompts=4), or train anyway with --force (force=True)" in message
         assert not (tmp_path / "metrics.jsonl").exists()
         assert not (tmp_path / "adapter").exists()
 

@@ -362,7 +362,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_loaded(
     point = StartingPoint(distill, starting_point(sft_run, "sft").model)
     monkeypatch.setattr(stages, "starting_point", lambda *a: point)
     monkeypatch.setattr(stages, "resolve", lambda *a, **k: pytest.fail("nothing is to be trained"))
-    with pytest.raises(ValueError, match=r"(?s)must fit the card's 7.2 GiB.*What to change"):
+    with pytest.raises(ValueError, match=r"(?s)must fit the GPU's 7.2 GiB.*What to change"):
         run_rlvr(tmp_path / "run", algorithm="grpo", start="x", memory=8.0, data="arithmetic")
 
 
