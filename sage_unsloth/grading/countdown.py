@@ -90,10 +90,15 @@ def _sides(tree: Node) -> tuple[Node, Fraction | None]:
     if tree.kind == "equation" and len(tree.args) == 2:
         left, right = tree.args
         if right.kind == "number":
-            return left, right.args[0]
+            return _as_product(left), right.args[0]
         if left.kind == "number":
-            return right, left.args[0]
-    return tree, None
+            return _as_product(right), left.args[0]
+    return _as_product(tree), None
+
+
+def _as_product(tree: Node) -> Node:
+    r"""Mathematics reads `3 \times 5` as the sides of something; here it is a product."""
+    return Node("product", tree.args) if tree.kind == "dimensions" else tree
 
 
 def _numbers(tree: Node) -> Counter[int] | None:
@@ -101,7 +106,7 @@ def _numbers(tree: Node) -> Counter[int] | None:
     if tree.kind == "number":
         value = tree.args[0]
         return Counter([int(value)]) if value.denominator == 1 else None
-    if tree.kind not in ("sum", "negative", "product", "reciprocal", "dimensions"):
+    if tree.kind not in ("sum", "negative", "product", "reciprocal"):
         return None
     total: Counter[int] = Counter()
     for child in children(tree):
@@ -112,4 +117,4 @@ def _numbers(tree: Node) -> Counter[int] | None:
     return total
 
 
-COUNTDOWN = Checker(name="countdown", version=2, plainly=check_countdown, gold_is_answer=False)
+COUNTDOWN = Checker(name="countdown", version=3, plainly=check_countdown, gold_is_answer=False)

@@ -47,6 +47,14 @@ def test_every_way_to_write_a_right_one(answer):
     assert grade(answer) is RIGHT
 
 
+@pytest.mark.parametrize("answer", [r"8 \times 3", "8×3", r"8 \times 3 = 24", r"24 = 8 \times 3"])
+def test_numbers_with_times_alone_are_a_product(answer):
+    """Elsewhere they are the sides of something."""
+    gold = '{"numbers": [2, 3, 5, 8], "target": 24}'
+    assert check_countdown(answer, gold).grade is RIGHT
+    assert check_countdown(answer, gold.replace("24", "25")).grade is WRONG
+
+
 @pytest.mark.parametrize(
     "answer",
     [
