@@ -49,7 +49,7 @@ def test_the_help_names_the_numbers_of_the_code(parser, capsys, monkeypatch):
         f"else {SamplingConfig().temperature})" in text
         and f"else {SamplingConfig().min_p})" in text
     )
-    (named,) = re.findall(r"(aime, .*?, reasoning-gym:TASK) and so on", text)
+    (named,) = re.findall(r"(aime, .*?, reasoning-gym:TASK) and others", text)
     assert set(named.split(", ")) <= set(NAMES)
 
 
