@@ -47,7 +47,7 @@ def test_problems_are_found_by_their_column(tmp_path, row):
             [{"text": TEXT}],
             r"as text \(problem, question, prompt\) or as turns .* has text",
         ),
-        ([{"problem": 7}], r"a training set needs a column with its problems.* has problem"),
+        ([{"problem": 7}], "must be non-empty text, but row 0 of .* has 7"),
         ([{"question": TEXT}, {"question": " "}], "must be non-empty text, but row 1 of"),
         ([], "a training set must have rows, .*train.jsonl has none"),
     ],
