@@ -174,13 +174,15 @@ def numbers_in_help():
     from research.cost.sizes import LARGE, SMALL
     from sage_unsloth.planning.presets import CARDS
     from sage_unsloth.problems.corpora import RL_ROWS
-    from sage_unsloth.sampling.engines import BATCH_SIZES
+    from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 
     return {
         ("sft", "limit"): {RL_ROWS},  # of dapo
         ("train", "limit"): {RL_ROWS},
         ("evaluate", "batch"): {*BATCH_SIZES.values()},
-        ("evaluate", "top_p"): {1},  # all of it
+        ("evaluate", "temperature"): {SamplingConfig().temperature},  # where no run says another
+        ("evaluate", "top_p"): {SamplingConfig().top_p},
+        ("evaluate", "min_p"): {SamplingConfig().min_p},
         ("evaluate", "load_in_4bit"): {4, 16},  # bits, and GiB of a card
         ("plan", "memory"): {int(name) for name in CARDS},
         ("cost", "small"): {SMALL.hidden, SMALL.length},

@@ -103,4 +103,4 @@ def test_public_names_and_constants_of_a_room(extension):
     api = extension("api_pages")
     names = api.public_names(ROOT / "sage_unsloth" / "planning" / "__init__.pyi")
     assert names["CARDS"] == "presets"
-    assert api.constants("planning")["CARDS"] == "The cards that have a preset, by its name."
+    assert api.constants("planning")["CARDS"] == "Presets of GPUs by name."

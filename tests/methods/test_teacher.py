@@ -163,6 +163,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(students, tmp_path, monkeypatc
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.long
 def test_another_teacher_is_another_run(students, tmp_path):
     little, more, adapter = students
     config = replace(RLVR, max_steps=1, teacher=str(adapter))
@@ -171,6 +172,7 @@ def test_another_teacher_is_another_run(students, tmp_path):
         rlvr(replace(config, teacher=str(more)), little, UNREACHABLE, tmp_path, TeacherGuide())
 
 
+@pytest.mark.long
 def test_refusals(students, tmp_path, make_tokenizer):
     little, more, adapter = students
     with pytest.raises(

@@ -180,6 +180,7 @@ def test_processes_that_nothing_joins_are_refused(make_trainer, monkeypatch):
         pass
 
 
+@pytest.mark.long
 def test_sequence_credit_needs_whole_groups_in_a_process(make_trainer):
     trainer = make_trainer(
         per_device_train_batch_size=4, gradient_accumulation_steps=1, use_bias_correction_kl=True

@@ -50,13 +50,13 @@ def test_the_tiny_models_evaluation_takes_minutes_and_not_hours():
 
 
 def test_it_samples_as_the_run_did():
-    config = replace(embedded_settings.RLVR, min_p=0.01, temperature=0.8, top_p=0.9)
+    config = replace(embedded_settings.RLVR, min_p=0.02, temperature=0.8, top_p=0.9)
     for smoke in (False, True):
         found = parsed(StartingPoint(TINY, "runs/sft/model"), config, smoke=smoke)
-        assert (found.temperature, found.top_p, found.min_p) == (0.8, 0.9, 0.01)
+        assert (found.temperature, found.top_p, found.min_p) == (0.8, 0.9, 0.02)
     large = StartingPoint(MODELS["r1-distill-qwen-7b"], "org/model")
     found = parsed(large, RlvrConfig(min_p=0.05))
-    assert (found.temperature, found.min_p) == (0.3, 0.05), "the paper's temperature"
+    assert (found.temperature, found.min_p) == (None, 0.05), "without a temperature: the paper's"
 
 
 def test_it_grades_by_the_verifier_of_the_run():

@@ -144,6 +144,7 @@ def test_a_run_without_the_setting_samples_and_logs_nothing(merged, tmp_path):
     assert METRIC not in read_metrics(tmp_path)[0]
 
 
+@pytest.mark.long
 def test_other_settings_of_it_are_another_run(merged, whole_run):
     with pytest.raises(ValueError, match=r"rehearsal_coef was 0\.5 and is 0\.1"):
         rlvr(replace(RLVR, rehearsal_coef=0.1), merged, TRAIN, whole_run[1])
