@@ -1,4 +1,4 @@
-"""A point beside the line between two neighbouring points, with an interval like any other.
+"""The distance of a point to the line through two neighbours, with its interval.
 
 Let A and B be neighbours on a line, w the place between them that has the point's pass@1 x,
 x = w a + (1 − w) b, and s = (A − B)/(a − b) the slope of pass@k (capitals) over pass@1. The
@@ -7,23 +7,22 @@ table
 
     T = X − w A − (1 − w) B − s (x − w a − (1 − w) b)
 
-of seeds and problems, at w and s of the estimates. So its interval is `crossed_interval`'s. A
-bootstrap that draws seeds and problems counts the noise of a cell three times (Owen, 2007): its
-intervals are too wide.
+of seeds and problems, with the estimates of w and s, so `crossed_interval` gives its interval. A
+bootstrap over seeds and problems counts the noise of a cell three times (Owen, 2007): its intervals
+are too wide.
 
-Two things are refused rather than guessed. A line bends between its points: GRPO's own point at
-β .4 lies .02 to .03 above the chord from β .2 to the SFT model. So neighbours may be at most a
-factor 2 apart, and beyond the line's end there is no value.
+Two cases have no value. A line bends between its points: GRPO's own point at β .4 lies .02 to .03
+above the chord from β .2 to the SFT model, so neighbours may be at most a factor 2 apart. Beyond
+the ends of a line there is no value.
 
-Some attempts by the start model cost nothing: a LoRA adapter can be switched off. Of k attempts let
+Attempts by the start model are free, since a LoRA adapter can be switched off. Of k attempts let
 m be the start model's and the others the trained model's. The chance that one of them is correct
 follows from the counts, with n samples of the trained model and n' of the start model:
 
     pass@(k, m) = 1 − C(n' − c', m)/C(n', m) · C(n − c, k − m)/C(n, k − m)
 
-which is unbiased, because the two factors are, and are drawn independently. An attempt at random
-is then correct with (m/k) pass@1' + (1 − m/k) pass@1; the first one, if the trained model makes
-it, with pass@1.
+which is unbiased, because both factors are unbiased and independent. A random one of the k attempts
+is correct with probability (m/k) pass@1' + (1 − m/k) pass@1.
 
 Shapes: S seeds, U units, L strengths.
 """
@@ -37,7 +36,7 @@ from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 
 LARGEST_STEP = 2.0
-"""Ratio of two neighbouring strengths that are still interpolated between."""
+"""Largest ratio of neighbouring strengths for interpolation."""
 
 
 @dataclass(frozen=True)

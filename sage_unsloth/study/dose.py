@@ -1,10 +1,9 @@
-"""How much a guide did in training, and how much that could have changed.
+"""The dose of a guide in training, and how much it could have changed.
 
-A guide that touches no token is GRPO, and its difference to GRPO says nothing about it. So beside
-each guided point stands its dose: the share of completion tokens with q ≠ 1, the mean of q, and
-Σ log q of a completion. Per token a guide that depends on the prefix multiplies the pull towards
-the reference by q, so a mean dose q̄ can do about what β q̄ does, by the slope of the twin's own
-line over log β.
+A guide that changes no token is GRPO, and its difference to GRPO is noise. So the report shows the
+dose of each guided point: the share of completion tokens with q ≠ 1, the mean of q, and Σ log q of
+a completion. A guide that depends only on the prefix scales the pull towards the reference by q, so
+with a mean q̄ it acts about like β q̄; the slope of the twin's line over log β says how much that is.
 """
 
 import math
@@ -16,7 +15,7 @@ import numpy as np
 from sage_unsloth.study.verdicts import MATTERS
 
 NEGLIGIBLE = 0.1
-"""Of what the design can show: a guide that could do less has no verdict."""
+"""Share of the detectable difference below which a guide gets no verdict."""
 
 
 def measure_dose(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
@@ -66,6 +65,6 @@ def possible_change(
 def is_negligible(change: float | None, detectable: float | None) -> bool:
     """Whether a dose is too small for a verdict.
 
-    Without a detectable difference (one seed, or no cell that differs) it is held to `MATTERS`.
+    Without a detectable difference (one seed, or all cells equal) the threshold is `MATTERS`.
     """
     return change is not None and abs(change) < NEGLIGIBLE * (detectable or MATTERS)

@@ -1,14 +1,14 @@
-"""Lines that cost no training, in the plane of pass@1 and pass@k, and who lies above all of them.
+"""Lines in the plane of pass@1 and pass@k that cost no training, and the points above all of them.
 
-    mixture        m of k attempts by the start model: a LoRA is switched off for nothing
+    mixture        m of k attempts by the start model: switching a LoRA off is free
     scale          the baseline's LoRA times a factor, down to the start model
     temperature    the baseline at a higher temperature
     early          the baseline after fewer steps
 
-A method that does not lie above these has bought nothing. The line of the baseline's own other
-strengths costs training, but no new method; it is one of them. Of the lines that have a value at a
-method's pass@1 the highest counts: their upper envelope. The highest of several estimates is a
-little too high, so "above" is on the safe side.
+A method that is not above these has gained nothing. The line of the baseline's other strengths
+costs training but needs no new method, so it is one of them. Of the lines with a value at the
+method's pass@1 the highest counts: their upper envelope. The highest of several estimates is biased
+upwards, so "above" is conservative.
 
 A line is interpolated between neighbours at most a factor `LARGEST_STEP` apart, and has no value
 beyond its ends.
@@ -73,7 +73,7 @@ def free_lines(tables: Tables, k: int, strengths: Sequence[tuple[float, str]]) -
 
 
 def _own_position(tables: Tables, kind: str) -> float:
-    """Where the baseline itself lies on a line of its variants."""
+    """The position of the baseline itself on a line of its variants."""
     settings = tables.data["settings"]
     if kind == SCALE:
         return 1.0
@@ -83,12 +83,12 @@ def _own_position(tables: Tables, kind: str) -> float:
 
 
 def distance_to_line(point: Place, nodes: Sequence[Node], steps: bool) -> CrossedEstimate | None:
-    """pass@k of a point minus that of a line at its pass@1; None where the line has no value.
+    """pass@k of a point minus that of a line at its pass@1; None if the line has no value there.
 
     Args:
         point: a method's place.
         nodes: of the line, by ascending position.
-        steps: whether neighbours must be at most a factor `LARGEST_STEP` apart.
+        steps: require neighbours at most a factor `LARGEST_STEP` apart.
     """
     level, result = float(point.first.mean()), []
     for left, right in itertools.pairwise(nodes):
@@ -103,7 +103,7 @@ def distance_to_line(point: Place, nodes: Sequence[Node], steps: bool) -> Crosse
 def above_lines(
     tables: Tables, point: str, lines: dict[str, list[Node]], k: int
 ) -> dict[str, CrossedEstimate]:
-    """Line -> the distance of a point to it, of the lines that have a value at its pass@1."""
+    """The distance of a point to each line that has a value at its pass@1."""
     place = tables.place(point, k)
     distances = {}
     for name, nodes in lines.items():
@@ -115,7 +115,7 @@ def above_lines(
 
 
 def envelope(distances: dict[str, CrossedEstimate]) -> tuple[str, CrossedEstimate] | None:
-    """The highest line and the distance to it; None where no line has a value."""
+    """The highest line and the distance to it; None if no line has a value."""
     if not distances:
         return None
     name = min(distances, key=lambda line: distances[line].mean)
@@ -123,7 +123,7 @@ def envelope(distances: dict[str, CrossedEstimate]) -> tuple[str, CrossedEstimat
 
 
 def means_of(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """A line as data: label, mean pass@1 and mean pass@k."""
+    """The nodes of a line as dicts: label, mean pass@1 and mean pass@k."""
     return [
         {
             "label": node.label,

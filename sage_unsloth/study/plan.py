@@ -1,4 +1,4 @@
-"""Every process of a study: what it does, where its result goes, what it costs."""
+"""The processes of a study: their work, their result files and their cost."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,27 +23,26 @@ SERIES = {
     "mean_length": "completions/mean_length",
     "dead_groups": "frac_reward_zero_std",
 }
-"""Columns of a run's training series, and what the trainer calls them."""
+"""Columns of a run's training series, and the trainer's names for them."""
 EARLY, SCALE, TEMPERATURE = "early", "scale", "temperature"
 FREE = (EARLY, SCALE, TEMPERATURE)
-"""Variants of the baseline's runs that cost sampling and no training."""
+"""Variants of the baseline's runs that need samples but no training."""
 SCALES, TEMPERATURES, PARTS = (0.75, 0.5, 0.25), (1.3,), (0.5, 0.25)
-"""Of the LoRA, times the evaluation's temperature, and of the steps."""
+"""Factors of the LoRA, of the evaluation's temperature, and of the number of steps."""
 MORE = 4
-"""The start model is sampled so many times as often as the others: its noise is in every
-difference to it."""
+"""How many times more samples the start model gets: its noise is in every difference to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a study runs.
+    """What a study trains and samples.
 
     Attributes:
-        task: what is trained and asked.
+        task: the model, its problems and settings.
         out: folder.
         points: the first one is the baseline.
         seeds: training seeds of every point.
-        claims: named before the runs.
+        claims: registered before the runs.
         free: of `FREE`.
     """
 
@@ -60,7 +59,7 @@ class Plan:
 
     @property
     def ks(self) -> list[int]:
-        """1, 4, 8, 16 and so on, as far as n >= 2k."""
+        """1, 4, 8, 16 … while n >= 2k."""
         n = self.task.sampling.num_samples
         return [1, *(k for k in (2**power for power in range(2, 20)) if 2 * k <= n)]
 
@@ -74,7 +73,7 @@ class Plan:
         return point.configure(self.task.rlvr, self.task.common)[0].max_steps
 
     def early_steps(self) -> list[int]:
-        """Of the baseline's runs, after which the adapter is copied."""
+        """Steps of the baseline's runs after which the adapter is copied."""
         config = self.baseline.configure(self.task.rlvr, self.task.common)[0]
         if EARLY not in self.free or config.full_finetuning:
             return []
@@ -103,7 +102,7 @@ class Plan:
         )
 
     def run_jobs(self) -> list[Job]:
-        """Seed by seed, so that the complete seeds always make a whole study; the start first."""
+        """The start model, then seed by seed: complete seeds are a whole study at any time."""
         start = {"num_samples": MORE * self.task.sampling.num_samples}
         jobs = [self._job(START, "sample_start", start)]
         for seed in self.seeds:
@@ -122,7 +121,7 @@ class Plan:
         return jobs
 
     def dose_jobs(self) -> list[Job]:
-        """What each guide does on completions of the start model, which are there by then."""
+        """The dose of each guide on completions of the start model, sampled earlier."""
         return [
             self._job(f"{point.file_name}_dose", "measure_guide", {"point": point})
             for point in self.points
@@ -130,7 +129,7 @@ class Plan:
         ]
 
     def variant_jobs(self) -> list[Job]:
-        """Evaluations of the baseline's variants, a process for each of its runs."""
+        """Evaluations of the baseline's variants, one process for each of its runs."""
         jobs = []
         for seed in self.seeds:
             run = self.run_name(self.baseline, seed)
@@ -170,7 +169,7 @@ class Plan:
         )
 
     def amount(self, jobs: Sequence[Job]) -> tuple[int, int]:
-        """Optimizer steps and completions of an evaluation that jobs are of."""
+        """Optimizer steps and evaluation completions of these jobs."""
         usual, samples = self.task.sampling.num_samples, 0
         for job in jobs:
             if job.name != "sft" and not job.name.endswith("_dose"):
@@ -180,7 +179,7 @@ class Plan:
 
 
 def measured_pace(plan: Plan) -> dict[str, Any]:
-    """Seconds of a `step` and of a `completion`, of the runs that are complete; else the task's."""
+    """Seconds per `step` and per `completion`, from a complete run if there is one."""
     for path, result in completed_runs(plan):
         steps = plan.steps_of(next(p for p in plan.points if p.name == result["point"]))
         completions = plan.task.num_problems * plan.task.sampling.num_samples
@@ -194,7 +193,7 @@ def measured_pace(plan: Plan) -> dict[str, Any]:
 
 
 def completed_runs(plan: Plan) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The results of the trained runs that are complete."""
+    """Result files and contents of the complete runs."""
     for seed in plan.seeds:
         for point in plan.points:
             path = plan.result(plan.run_name(point, seed))
@@ -203,7 +202,7 @@ def completed_runs(plan: Plan) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
-    """What is left to do and, where the pace is known, how long it takes."""
+    """What is left to do, and how long it takes if the pace is known."""
     steps, completions = plan.amount(jobs)
     text = f"{len(jobs)} processes left: {steps:,} steps and {completions:,} completions to grade"
     pace = measured_pace(plan)
@@ -216,7 +215,7 @@ def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
 
 
 def plan_text(plan: Plan, count: int, why: str) -> str:
-    """What will be done."""
+    """The plan, for the terminal."""
     task, config = plan.task, plan.task.rlvr
     requested = ", ".join(
         f"{len(benchmark.rows)} of {benchmark.name}" for benchmark in task.benchmarks

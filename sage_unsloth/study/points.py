@@ -1,4 +1,4 @@
-"""What a study compares: points, each a method with settings, and the claims about them.
+"""The points that a study compares (methods with settings) and the claims about them.
 
 grpo=0.05,0.4                                two points: GRPO at two values of β
 pkpo:k=2,4                                   two values of its rule's own setting
@@ -19,21 +19,21 @@ from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 START = "start"
-"""The name of the model that every run begins with."""
+"""Name of the model that every run starts from."""
 STRENGTHS = {
     "dph-rl": "rehearsal_coef",
     "grpo-entropy": "entropy_coef",
     "pkpo": "k",
     "pass-at-k": "k",
 }
-"""The setting that NAME=VALUES means; β where an algorithm has no entry."""
+"""The setting meant by NAME=VALUES; β for algorithms without an entry."""
 FORM = "NAME, NAME=VALUES or NAME:SETTING=VALUES, as in grpo=0.05,0.2 or pkpo:k=2,4"
 _CLAIM = re.compile(r"(.+?)\s*>\s*(.+?)@(\d+)")
 
 
 @dataclass(frozen=True)
 class Point:
-    """An algorithm and the settings in which this point differs from it."""
+    """An algorithm, and the settings that this point changes."""
 
     algorithm: str
     settings: tuple[tuple[str, float], ...] = ()
@@ -53,7 +53,7 @@ class Point:
         """The settings and the guide of a run of this point.
 
         Args:
-            config: what all runs share.
+            config: shared by all runs.
             common: settings that replace those of every algorithm, as `train --set` does.
 
         Raises:
@@ -70,7 +70,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Claim:
-    """`better > worse` at pass@k, named before the runs."""
+    """`better > worse` at pass@k, registered before the runs."""
 
     better: str
     worse: str
@@ -127,7 +127,7 @@ def _names() -> frozenset[str]:
 
 
 def _apply(row: Algorithm, name: str, value: float) -> tuple[Algorithm, dict[str, Any]]:
-    """The algorithm with one setting, which is the run's, its guide's or its rule's."""
+    """The algorithm with one more setting, of the run, its guide or its advantage rule."""
     kinds = {field.name: field.type for field in fields(RlvrConfig)}
     numbers = [n for n, kind in kinds.items() if kind in (int, float) and n != "seed"]
     guide = row.guide
@@ -167,7 +167,7 @@ def parse_claims(texts: Sequence[str], points: Sequence[Point], ks: Sequence[int
 
 
 def _point_name(text: str, known: set[str]) -> str:
-    """A point by its name, or as `--methods` has it."""
+    """The point with this name, or in the form of `--methods`."""
     if text in known:
         return text
     (name, *more) = [point.name for point in _parse_method(text)]
@@ -179,7 +179,7 @@ def _point_name(text: str, known: set[str]) -> str:
 
 
 def find_twin(point: Point, points: Sequence[Point], common: Mapping[str, Any]) -> str | None:
-    """The point with the same settings as a guided one but without a guide, if there is one."""
+    """The point with the same settings as a guided one but no guide, if any."""
     config, guide = point.configure(RlvrConfig(), common)
     if guide is None:
         return None

@@ -1,4 +1,4 @@
-"""What a study leaves: `records.json`, `report.json`, `report.md` and its figures."""
+"""Writes `records.json`, `report.json`, `report.md` and the figures of a study."""
 
 import textwrap
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ GREY = "#888888"
 
 
 def publish(plan: Plan, show: Callable[[str], object]) -> dict[str, Any]:
-    """Collect, report and draw; returns the report.
+    """Collects, reports and plots; returns the report.
 
     Raises:
         ValueError: the start model or every seed is incomplete.
@@ -37,7 +37,7 @@ def publish(plan: Plan, show: Callable[[str], object]) -> dict[str, Any]:
 
 
 def draw(report: Mapping[str, Any], out: Path) -> None:
-    """The frontier of the first benchmark, and pass@k against k of all."""
+    """Plots the frontier of the first benchmark, and pass@k against k of all."""
     note = "\n".join(textwrap.wrap(conditions(report), 130))
     draw_frontier(report, out / "frontier.png", note)
     panels = {
@@ -51,8 +51,8 @@ def draw(report: Mapping[str, Any], out: Path) -> None:
 
 
 def draw_frontier(report: Mapping[str, Any], path: Path, note: str) -> None:
-    """pass@1 against pass@k: every point with the interval of its difference to the baseline, and
-    the lines that cost no training.
+    """Plots pass@k against pass@1: every point with the interval of its difference to the
+    baseline, and the lines that cost no training.
     """
     from matplotlib.figure import Figure
 

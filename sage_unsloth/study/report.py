@@ -31,14 +31,14 @@ from sage_unsloth.study.verdicts import (
 )
 
 LEAST_DOSE = 0.01
-"""Nats of Σ log q a completion: a guide that did less was not on."""
+"""Nats of Σ log q per completion; a guide that did less was in effect off."""
 GUESSING, NO_DOSE, ONE_SEED = "none: guessing", "none: dose near 0", "none: one seed"
 EQUAL = "none: every count is equal"
-"""What stands where no verdict is given."""
+"""Reasons for no verdict."""
 
 
 def make_report(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that `report.json` holds, from what `records.json` holds."""
+    """The contents of `report.json`, from those of `records.json`."""
     first = next(iter(data["sets"]))
     sets = {name: _set_report(data, Tables(data, name)) for name in data["sets"]}
     main = Tables(data, first)
@@ -65,7 +65,7 @@ def as_dict(estimate: CrossedEstimate) -> dict[str, float]:
 
 
 def _level(values_SU: np.ndarray, *, once: bool) -> dict[str, float]:
-    """The interval of shares, which lie in [0, 1]; `once`: the rows are one and the same model."""
+    """The interval of shares in [0, 1]; `once`: all rows are the same model."""
     values_SU = values_SU[:1] if once else values_SU
     if values_SU.size < 2:
         return dict.fromkeys(("mean", "low", "high"), float(values_SU.mean()))
@@ -74,7 +74,7 @@ def _level(values_SU: np.ndarray, *, once: bool) -> dict[str, float]:
 
 
 def _set_report(data: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
-    """All of one benchmark but the verdicts."""
+    """The report on one benchmark, without verdicts."""
     ks = _ks(tables)
     values = {(p, k): tables.values(p, k) for p in (START, *tables.points) for k in tables.ks}
     lines = {k: free_lines(tables, k, _strengths(data)) for k in tables.ks if k > 1}
@@ -105,8 +105,8 @@ def _set_report(data: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
 
 
 def _ks(tables: Tables) -> dict[str, dict[str, Any]]:
-    """k -> the start model's and the baseline's pass@k, the bound of guessing, whether a verdict
-    is given there.
+    """For each k: pass@k of the start model and of the baseline, the guess bound, and whether a
+    verdict is given.
     """
     rows: dict[str, dict[str, Any]] = {}
     for k in tables.ks:
@@ -122,7 +122,7 @@ def _ks(tables: Tables) -> dict[str, dict[str, Any]]:
 
 
 def _strengths(data: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """The baseline's line over its own strength: (value, point)."""
+    """The baseline at each of its strengths: (value, point)."""
     points = points_of(data)
     line = strengths_of(points[data["baseline"]], list(points.values()))
     return [(point.settings[0][1], point.name) for point in line if point.settings]
@@ -138,7 +138,7 @@ def points_of(data: Mapping[str, Any]) -> dict[str, Point]:
 
 
 def _beside_lines(tables: Tables, point: str, lines: Mapping, k: int) -> dict[str, Any]:
-    """A point beside the upper envelope of the free lines, and beside each of them."""
+    """Distances of a point to the upper envelope of the free lines and to each of them."""
     distances = above_lines(tables, point, dict(lines), k)
     highest = envelope(distances)
     if highest is None:
@@ -148,7 +148,7 @@ def _beside_lines(tables: Tables, point: str, lines: Mapping, k: int) -> dict[st
 
 
 def _groups(tables: Tables) -> dict[str, Any] | None:
-    """Curves within each group of problems, and what each adds to the change of the mean."""
+    """Curves of each group of problems, and its share of the change of the mean."""
     if len(set(tables.families)) < 2:
         return None
     weights = family_weights(tables.families, tables.units)
@@ -161,7 +161,7 @@ def _groups(tables: Tables) -> dict[str, Any] | None:
 
 
 def _detectable(tables: Tables, values: Mapping, k: int) -> dict[str, float] | None:
-    """The true difference to the baseline that this design finds 4 times in 5, at 1 and k."""
+    """The true difference to the baseline that this design detects with power .8, at 1 and k."""
     sizes = len(tables.seeds), len(set(tables.units))
     others = [point for point in tables.points if point != tables.baseline]
     if min(sizes) < 2 or not others:
@@ -175,7 +175,7 @@ def _detectable(tables: Tables, values: Mapping, k: int) -> dict[str, float] | N
 
 
 def doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any]]:
-    """What each guide did in training, and what that could change of pass@k."""
+    """The dose of each guide in training, and how much it could change pass@k."""
     points, rows = points_of(data), []
     measured = {dose["point"]: dose for dose in data.get("doses", ())}
     for point in points.values():
@@ -211,7 +211,7 @@ def doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any
 
 
 def _give_verdicts(item: dict[str, Any], off: set[str], seeds: int) -> None:
-    """What each difference says: a word for each, or why there is none."""
+    """Adds a verdict to each difference, or the reason for none."""
     for point, row in item["points"].items():
         if point == START:
             continue
@@ -245,7 +245,7 @@ def judge_difference(low: float, high: float) -> str:
 def _claims(
     data: Mapping[str, Any], tables: Tables, ks: Mapping[str, Any], off: set[str]
 ) -> list[dict[str, Any]]:
-    """Each named claim after Holm; one without a value or a verdict counts with p = 1."""
+    """Each registered claim after Holm; one without a value or a verdict has p = 1."""
     rows = []
     known = {START, *tables.points}
     for text, claim in data["claims"].items():
@@ -273,7 +273,7 @@ def _claims(
 
 
 def _count(item: Mapping[str, Any]) -> int:
-    """How many differences a benchmark's report has, each with its own interval."""
+    """Number of differences with an interval in the report on a benchmark."""
     return sum(
         "mean" in result
         for row in item["points"].values()

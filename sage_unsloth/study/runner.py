@@ -1,4 +1,4 @@
-"""A study: points over training seeds, each run a process, and one report.
+"""Runs a study: points over training seeds, one process for each run, and a report.
 
 report = study("runs/study", start="runs/sft", data="mine.jsonl",
                benchmarks=["own=held_out.jsonl"], methods=["grpo=0.05,0.2", "maxrl=0.05"])
@@ -27,7 +27,7 @@ from sage_unsloth.training.side_by_side import MEMORY, Job, choose_processes, ru
 from sage_unsloth.training.stage import digest_of
 
 DESIGN = "design.json"
-"""The file of a study's folder that says what was asked, and which claims were named when."""
+"""The file with the settings of a study, its claims, and when each was registered."""
 METHODS = ("grpo=0.05,0.1,0.2,0.4", "maxrl=0.05,0.1,0.2", "dph-rl=0.3,1", "sage-branch=0.05,0.2")
 REDUCED = ("grpo=0.05,0.2,0.4", "maxrl=0.05", "dph-rl=0.3", "sage-branch=0.2")
 SEEDS, REDUCED_SEEDS = 8, 5
@@ -51,9 +51,9 @@ def study(
     show: Callable[[str], object] = print,
     **own: Any,
 ) -> dict[str, Any]:
-    """Run or resume a study in the folder `out`, and return its report as data.
+    """Runs or resumes a study in the folder `out`, and returns its report as data.
 
-    Leaves `records.json` (every count), `report.json`, `report.md`, figures with their tables, and
+    Writes `records.json` (every count), `report.json`, `report.md`, figures with their tables, and
     under `runs/` the folder of each run, as `train` leaves it.
 
     Args:
@@ -62,18 +62,18 @@ def study(
         task: an embedded task, `module:name`, or a `Task`; None for data of your own.
         seeds: training seeds of every point.
         first_seed: the seeds count from here.
-        claims: `A>B@K`, the comparisons for which the study is run.
-        free: variants of the baseline that cost no training, of `plan.FREE`.
+        claims: `A>B@K`, the comparisons that the study is run for.
+        free: variants of the baseline without training, from `plan.FREE`.
         processes: runs at a time; None for as many as cores and memory allow.
         reduced: fewer methods and seeds by default.
         smoke: a size that only shows that everything works.
         report_only: report on the seeds that are complete.
-        show: is given each text for the terminal.
+        show: called with each text for the terminal.
         own: arguments of `tasks.own_task`, for data of your own.
 
     Raises:
         ValueError: bad input, named before anything is trained; another study's folder.
-        SideBySideError: a run failed; what was finished is kept, and the next call resumes.
+        SideBySideError: a run failed; complete runs stay, and the next call resumes.
     """
     if unknown := set(free) - set(FREE):
         raise ValueError(f"--free must be of {', '.join(FREE)}, got {', '.join(sorted(unknown))}")
@@ -108,7 +108,7 @@ def study(
 
 
 def settings_of(task: Task) -> dict[str, Any]:
-    """What must be equal for a study to be resumed, whatever is compared."""
+    """The settings that must be equal to resume a study, whatever it compares."""
     rlvr = asdict(task.rlvr)
     del rlvr["seed"]  # each run's own
     return {
@@ -127,7 +127,7 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 
 def name_claims(plan: Plan) -> Plan:
-    """The plan with every claim that was ever named here; each is recorded with when it was.
+    """The plan with every claim ever registered here; each is recorded with its time.
 
     A claim that was named cannot be taken back: Holm's correction counts it.
     """

@@ -1,4 +1,4 @@
-"""A study's report as text: what each method buys and loses first, then the tables."""
+"""The report of a study as text: first what each method gains and loses, then the tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ NO_VALUE = "–"
 
 
 def cell(result: Mapping[str, float] | None, sign: bool = True) -> str:
-    """`+.031 [+.011, +.054]`; without an interval where nothing varies."""
+    """`+.031 [+.011, +.054]`, without an interval if nothing varies."""
     if result is None or "mean" not in result:
         return NO_VALUE
     if result["low"] == result["high"]:
@@ -32,7 +32,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def conditions(report: Mapping[str, Any]) -> str:
-    """One sentence that says what the numbers are of."""
+    """One sentence about how the numbers were measured."""
     seeds, environment = report["seeds"], report["environment"]
     rlvr, packages = report["settings"]["rlvr"], environment["packages"]
     code = environment["commit"] or environment["code_tree"]
@@ -47,7 +47,7 @@ def conditions(report: Mapping[str, Any]) -> str:
 
 
 def answer_lines(report: Mapping[str, Any]) -> list[str]:
-    """What each method buys and loses, a paragraph each; for the first benchmark."""
+    """What each method gains and loses on the first benchmark, one paragraph each."""
     name, item = next(iter(report["sets"].items()))
     baseline, k = report["baseline"], str(item["k"])
     lines = [
@@ -80,7 +80,7 @@ def _against(name: str, row: Mapping[str, Any], to: str, k: str) -> str:
 
 
 def claim_lines(report: Mapping[str, Any]) -> list[str]:
-    """Which of the named comparisons survive, and how many differences there are besides."""
+    """The registered comparisons that survive, and the number of other differences."""
     claims = report["claims"]
     others = (
         f"{report['comparisons']} differences have an interval here, each 95 % by itself: one in "
@@ -260,7 +260,7 @@ def _dose_parts(report: Mapping[str, Any]) -> list[str]:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """For a terminal: the answer, and the levels."""
+    """The answer and the levels, for the terminal."""
     texts = [line.replace("**", "").replace("`", "") for line in answer_lines(report)]
     texts += [line.replace("`", "") for line in claim_lines(report)]
     item = next(iter(report["sets"].values()))

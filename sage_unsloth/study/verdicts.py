@@ -1,7 +1,7 @@
-"""What an interval says: of a claim, of several claims together, and where it says nothing.
+"""Verdicts from intervals: of one claim, of several together, and where none is given.
 
-Each of several claims may come out by chance; Holm's correction (1979) bounds the chance that any
-of them does.
+Any of several claims may hold by chance; Holm's correction (1979) bounds the probability that at
+least one of them does.
 
 With one of twelve workings right, k blind attempts solve 1 − (1 − 1/12)^k of the problems: .50 at
 k = 8 and .94 at k = 32. A model that answers more widely is then "better" at k = 32 without being
@@ -20,7 +20,7 @@ MATTERS = 0.03
 
 
 def verdict(kind: str, low: float, high: float, matters: float = MATTERS) -> str:
-    """What an interval of a − b says of a claim.
+    """The verdict on a claim about a − b, from its interval.
 
     gain      supported: low > 0.             not supported: high < matters, no gain that matters.
     loss      supported: high < 0.            not supported: low > −matters.
@@ -41,7 +41,7 @@ ALPHA = 0.05
 
 
 def p_value(result: CrossedEstimate, threshold: float) -> float:
-    """Two-sided, of an interval's own t distribution: below .05 where the 95 % interval lies above
+    """Two-sided p of the interval's t distribution: below .05 if the 95 % interval is above
     `threshold`.
     """
     if not result.error:
@@ -64,11 +64,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 # --- guessing ---
 
 LARGEST_SHARE = 0.8
-"""Of the start model's pass@k: from there on guessing explains too much of it for a verdict."""
+"""Share of the start model's pass@k from which guessing explains too much for a verdict."""
 
 
 def says_something(bound: float, start: float) -> bool:
-    """Whether a verdict at this k is about more than guessing.
+    """Whether a verdict at this k says more than guessing does.
 
     Args:
         bound: mean pass@k of blind attempts.
@@ -78,6 +78,6 @@ def says_something(bound: float, start: float) -> bool:
 
 
 def main_k(rows: Mapping[str, Mapping[str, Any]]) -> int:
-    """The largest k that `says_something`; of none the smallest k."""
+    """The largest k at which a verdict `says_something`; the smallest k if there is none."""
     usable = [int(k) for k, row in rows.items() if row["usable"]]
     return max(usable, default=min(map(int, rows)))

@@ -1,6 +1,6 @@
-"""What a process of a study does: train a run and evaluate it, or evaluate a model.
+"""The work of one process of a study: train and evaluate a run, or evaluate a model.
 
-Each function leaves one file in `results/`, whole or not at all, and can be called again after a
+Each function writes one file in `results/`, complete or absent, and can be called again after a
 kill at any moment.
 """
 
@@ -34,19 +34,19 @@ from sage_unsloth.training.sft_stage import sft
 from sage_unsloth.training.stage import read_metrics
 
 SCORED = 400
-"""Completions of the start model that a guide's dose is measured on, at most."""
+"""Most completions of the start model for the dose of a guide."""
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_start(task: Task, out: Path) -> None:
-    """SFT, for a task that has one, in `out/sft`."""
+    """Runs the task's SFT in `out/sft`."""
     assert task.sft is not None
     sft(task.sft, task.model, list(task.sft_rows), out / "sft")
 
 
 def start_model(task: Task, out: Path) -> tuple[str, str | None]:
-    """The model that RL begins with, and the adapter on it."""
+    """The model that RL starts from, and its adapter."""
     return (task.model, task.adapter) if task.sft is None else (str(out / "sft" / "model"), None)
 
 
@@ -54,7 +54,7 @@ def start_model(task: Task, out: Path) -> tuple[str, str | None]:
 def train_run(
     task: Task, out: Path, point: Point, seed: int, result: Path, early: Sequence[int] = ()
 ) -> None:
-    """Train a run in `out/runs/NAME` as `train` does, evaluate it, and write its result.
+    """Trains a run in `out/runs/NAME` as `train` does, evaluates it, and writes its result.
 
     Args:
         task, out: of the study.
@@ -105,7 +105,7 @@ def train_run(
 
 @frees_models
 def sample_start(task: Task, out: Path, num_samples: int, result: Path) -> None:
-    """Evaluate the model that every run begins with."""
+    """Evaluates the model that every run starts from."""
     task = replace(task, sampling=replace(task.sampling, num_samples=num_samples))
     sets, seconds = sample_model(task, out, result.stem, *start_model(task, out))
     write_json(
@@ -129,7 +129,7 @@ def sample_variants(
     variants: Sequence[tuple[str, float]],
     result: Path,
 ) -> None:
-    """Evaluate variants of a trained run that cost no training.
+    """Evaluates variants of a trained run that need no training.
 
     Args:
         task, out: of the study.
@@ -160,7 +160,7 @@ def sample_variants(
 
 @frees_models
 def measure_guide(task: Task, out: Path, point: Point, result: Path) -> None:
-    """What the guide of a point does on the start model's completions of the first benchmark."""
+    """Measures the dose of a guide on the start model's completions of the first benchmark."""
     config, guide = point.configure(task.rlvr, task.common)
     assert guide is not None
     benchmark = task.benchmarks[0]
@@ -189,7 +189,7 @@ def measure_guide(task: Task, out: Path, point: Point, result: Path) -> None:
 
 
 def scale_adapter(adapter: Path, scale: float, folder: Path) -> Path:
-    """A copy of a LoRA adapter whose change of the weights is `scale` times as large."""
+    """Copies a LoRA adapter with `scale` times its change of the weights."""
     if folder.is_dir():
         return folder
     folder.parent.mkdir(exist_ok=True)
@@ -203,7 +203,7 @@ def scale_adapter(adapter: Path, scale: float, folder: Path) -> Path:
 
 
 class CopiesAdapter(TrainerCallback):
-    """Copies the adapter after some steps; it changes nothing of the training."""
+    """Copies the adapter after some steps, without an effect on training."""
 
     def __init__(self, folder: Path, steps: Sequence[int]):
         self.folder, self.steps = folder, steps
@@ -219,7 +219,7 @@ class CopiesAdapter(TrainerCallback):
 def sample_model(
     task: Task, out: Path, name: str, model: str, adapter: str | None
 ) -> tuple[dict[str, Any], float]:
-    """The counts of a model on every benchmark, sampled as `evaluate` does, and the seconds."""
+    """Samples a model on every benchmark as `evaluate` does; returns its counts and the seconds."""
     began = time.perf_counter()
     spec = ModelSpec(
         name=name,
@@ -245,7 +245,7 @@ def sample_model(
 
 
 def count_correct(record_set: RecordSet, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The correct completions of each problem in the order of the rows, and the mean length."""
+    """Correct completions of each problem, in the order of the rows, and the mean length."""
     by_problem = dict(
         zip(record_set.problems, record_set.correct.sum(axis=1).tolist(), strict=True)
     )
@@ -258,5 +258,5 @@ def count_correct(record_set: RecordSet, rows: Sequence[Mapping[str, Any]]) -> d
 
 
 def _round(value: float | None) -> float | None:
-    """Five significant digits: what the series are good for."""
+    """Five significant digits, enough for these series."""
     return None if value is None else float(f"{value:.5g}")
