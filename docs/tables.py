@@ -277,10 +277,8 @@ def from_versions() -> str:
         not_met = sorted({bound for text in row.get("not_met", []) for bound in broken(text, row)})
         cell = ", ".join(f"`{bound}`" for bound in not_met)
         rows.append([name, *versions, f"{row['outcome']}{passed}{said}", cell])
-    return (
-        markdown(header, rows)
-        + f"\n\nLast tried on {matrix['environment']['date'][:10]}; other rows are from earlier days."
-    )
+    date = matrix["environment"]["date"][:10]
+    return f"{markdown(header, rows)}\n\nLast tried on {date}; other rows are from earlier days."
 
 
 def broken(requirement: str, row: dict) -> list[str]:
