@@ -85,7 +85,7 @@ CORPORA = {
     "fresh": Corpus(
         module=arithmetic,
         dials=_ARITHMETIC_DIALS,
-        pairs=fresh.ARITHMETIC.pretraining_problems,
+        pairs=lambda: fresh.ARITHMETIC.pretraining_problems,
         test=lambda: fresh.ARITHMETIC.problems("test"),
     ),
     "countdown": Corpus(
@@ -98,7 +98,7 @@ CORPORA = {
     "countdown-fresh": Corpus(
         module=countdown,
         dials=_COUNTDOWN_DIALS,
-        pairs=fresh.COUNTDOWN.pretraining_problems,
+        pairs=lambda: fresh.COUNTDOWN.pretraining_problems,
         test=lambda: fresh.COUNTDOWN.problems("test"),
         checker=COUNTDOWN,
     ),
@@ -106,7 +106,7 @@ CORPORA = {
         name: Corpus(
             module=dialect,
             dials=("ROUTES", "way", "LETTERS", "NUM_LETTERS"),
-            pairs=fresh.ARITHMETIC.pretraining_problems,
+            pairs=lambda: fresh.ARITHMETIC.pretraining_problems,
             test=lambda: fresh.ARITHMETIC.problems("test"),
         )
         for name, dialect in DIALECTS.items()

@@ -70,6 +70,7 @@ class Fresh(Generic[Problem]):
         rows = self.language.posed_problems(self.allocation[split])
         return in_units(rows, self._units) if split == "test" else rows
 
+    @functools.cached_property  # each document of the pretraining asks for them
     def pretraining_problems(self) -> tuple[Problem, ...]:
         """All problems but those of the test split."""
         held_out = set(self.allocation["test"])

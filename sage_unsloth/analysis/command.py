@@ -81,7 +81,7 @@ def _analyze(options: argparse.Namespace) -> int:
     from sage_unsloth.analysis.report import analyze
     from sage_unsloth.analysis.traces import own_algorithm
     from sage_unsloth.evaluation.evaluator import check_columns_are_used, parse_benchmark
-    from sage_unsloth.runs.files import read_json
+    from sage_unsloth.runs.record import read_record
     from sage_unsloth.training.stage import read_metrics
 
     patterns, columns = _parse_patterns(options.pattern), columns_of(options)
@@ -104,7 +104,7 @@ def _analyze(options: argparse.Namespace) -> int:
     print(_list_files(out, before))
     folders = [Path(folder) for folder in result["runs"].values()]
     guided = any(row.get("sage/share_touched") for f in folders for row in read_metrics(f))
-    records = [read_json(f / "run.json") for f in folders if (f / "run.json").is_file()]
+    records = [record for f in folders if (record := read_record(f)) is not None]
     own = next(filter(None, map(own_algorithm, records)), None)
     if guided and not options.page and options.guide is None:
         options.guide = own

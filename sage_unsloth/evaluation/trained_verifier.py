@@ -7,13 +7,13 @@ from typing import Any
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.grading.checkers import REASONING_GYM
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.runs.files import read_json
+from sage_unsloth.runs.record import read_record
 
 
 def _rl_settings(model: ModelSpec) -> dict[str, Any]:
     """Settings of the RL run that left this model; {} where no run is known."""
-    record = Path(model.adapter or model.path).absolute().parent / "run.json"
-    settings = read_json(record)["settings"] if record.is_file() else {}
+    record = read_record(Path(model.adapter or model.path).absolute().parent)
+    settings = {} if record is None else record["settings"]
     return settings if settings.get("stage") == "rlvr" else {}
 
 

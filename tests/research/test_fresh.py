@@ -71,7 +71,7 @@ def test_an_unknown_split_is_refused(fresh):
 
 def test_no_pretraining_document_poses_a_test_problem_of_arithmetic():
     tokenizer, rng = load_tokenizer(data_folder() / FRESH_MODEL), random.Random(0)
-    learnt = ARITHMETIC.pretraining_problems()
+    learnt = ARITHMETIC.pretraining_problems
     assert len(learnt) == 529 and not set(learnt) & set(ARITHMETIC.allocation["test"])
     documents = [arithmetic.document(tokenizer, rng, learnt) for _ in range(3000)]
     posed = {
@@ -85,7 +85,7 @@ def test_no_pretraining_document_poses_a_test_problem_of_arithmetic():
 
 def test_no_pretraining_document_poses_a_test_problem_of_countdown():
     tokenizer, rng = load_tokenizer(data_folder() / FRESH_COUNTDOWN_MODEL), random.Random(0)
-    learnt = COUNTDOWN.pretraining_problems()
+    learnt = COUNTDOWN.pretraining_problems
     documents = [countdown.document(tokenizer, rng, learnt) for _ in range(3000)]
     text = "\n".join(context + completion for context, completion in documents)
     posed = set(re.findall(r"\d+,\d+,\d+,\d+->\d\d", text))
