@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from research import gpu_lines, many_gpus, memory_count, mutation
+from research import gpu_lines, memory_count, mutation
 from research.cost import report as cost_report
 from research.theory import advantage_sizes
 from research.theory.optima import guided_optimum, per_token_optimum
@@ -60,12 +60,6 @@ def from_advantages() -> str:
 def from_plan() -> str:
     """Model by card: what is needed, and the settings that fit."""
     rows = what_fits()
-    return markdown(list(rows[0]), (row.values() for row in rows))
-
-
-def from_many_gpus() -> str:
-    """A step on 1, 8 and 64 cards, on paper."""
-    rows = many_gpus.table()
     return markdown(list(rows[0]), (row.values() for row in rows))
 
 
@@ -372,7 +366,6 @@ SOURCES: dict[str, Callable[[], str]] = {
     "algorithms": from_algorithms,
     "advantages": from_advantages,
     "plan": from_plan,
-    "many-gpus": from_many_gpus,
     "theory": from_theory,
     "quickstart": from_quickstart,
     "rows": from_rows,
