@@ -4,9 +4,12 @@ import ast
 import functools
 import importlib
 import inspect
+from pathlib import Path
 from typing import NamedTuple
 
-from research.gpu_lines import ROOT
+import sage_unsloth
+
+ROOT = Path(sage_unsloth.__file__).parent
 
 # As the source writes a callable: (module, its name there).
 UNSLOTH = {
