@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from sage_unsloth.evaluation.metrics import pass_at_k
+from sage_unsloth.study.chord import Place
 from sage_unsloth.study.crossed import crossed_interval
+from sage_unsloth.study.free_lines import Node, distance_to_line
 from sage_unsloth.study.publish import draw
 from sage_unsloth.study.records import write_records
 from sage_unsloth.study.report import GUESSING, NO_DOSE, ONE_SEED, judge_difference, make_report
-from sage_unsloth.study.text import cell, markdown, summary
+from sage_unsloth.study.text import cell, claim_lines, markdown, summary
 
 N, PROBLEMS = 16, 60
 ENVIRONMENT = {
@@ -139,6 +141,26 @@ def test_claims_are_judged_after_holm_and_count_also_where_they_fail(made):
         for found in row["to_lines"].values()
     )
     assert made[1]["comparisons"] == 12 + 9 + beside
+
+
+def test_claims_that_were_named_late_are_listed(made):
+    claims = [row | {"runs_complete": 2 * (row["claim"] == "b")} for row in made[1]["claims"]]
+    assert claim_lines(made[1] | {"claims": claims})[1:] == [
+        "Named when runs were complete already: b."
+    ]
+
+
+def test_a_line_has_a_value_between_neighbours_that_are_a_factor_2_apart():
+    """Half-way in pass@1, and .7 where the line has .5 in pass@k."""
+
+    def place(first, many):
+        return Place(*(np.full((2, 3), value) for value in (first, many)))
+
+    point, (low, high) = place(0.5, 0.7), (place(0.4, 0.4), place(0.6, 0.6))
+    nodes = {end: [Node("a", 1.0, low), Node("b", end, high)] for end in (2.0, 2.1)}
+    assert distance_to_line(point, nodes[2.0], steps=True).mean == pytest.approx(0.2)
+    assert distance_to_line(point, nodes[2.1], steps=True) is None
+    assert distance_to_line(point, nodes[2.1], steps=False).mean == pytest.approx(0.2)
 
 
 def test_groups_add_up_to_the_change_of_the_mean(made):
