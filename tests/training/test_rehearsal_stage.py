@@ -83,38 +83,9 @@ def test_what_is_stored_are_the_tokens_that_were_drawn(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
-    merged, whole_run, tmp_path, monkeypatch
+def test_a_killed_run_with_dropout_goes_on_to_the_same_weights_and_draws_nothing_again(
+    merged, tmp_path, monkeypatch
 ):
-    from transformers import Trainer
-
-    evaluate = Trainer._maybe_log_save_evaluate
-
-    def dies(self, *args, **kwargs):
-        result = evaluate(self, *args, **kwargs)
-        if self.state.global_step == 2:
-            raise KeyboardInterrupt
-        return result
-
-    monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", dies)
-    with pytest.raises(KeyboardInterrupt):
-        rlvr(RLVR, merged, TRAIN, tmp_path)
-    monkeypatch.undo()
-    stored = (tmp_path / REHEARSAL).read_bytes()
-    lost = tmp_path / "elsewhere"
-    shutil.move(tmp_path / REHEARSAL, lost)
-    with pytest.raises(ValueError, match="resumed with its rehearsal completions"):
-        rlvr(RLVR, merged, TRAIN, tmp_path)
-    shutil.move(lost, tmp_path / REHEARSAL)
-    adapter = rlvr(RLVR, merged, TRAIN, tmp_path)
-    assert (tmp_path / REHEARSAL).read_bytes() == stored
-    expected = load_file(whole_run[0] / "adapter_model.safetensors")
-    for name, weight in load_file(adapter / "adapter_model.safetensors").items():
-        assert torch.equal(weight, expected[name]), name
-
-
-@pytest.mark.long
-def test_a_killed_run_with_dropout_goes_on_to_the_same_weights(merged, tmp_path, monkeypatch):
     from transformers import Trainer
 
     evaluate = Trainer._maybe_log_save_evaluate
@@ -127,14 +98,19 @@ def test_a_killed_run_with_dropout_goes_on_to_the_same_weights(merged, tmp_path,
             raise KeyboardInterrupt
         return result
 
+    killed, lost = tmp_path / "killed", tmp_path / "elsewhere"
     monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", dies)
     with pytest.raises(KeyboardInterrupt):
-        rlvr(config, merged, TRAIN, tmp_path / "killed")
+        rlvr(config, merged, TRAIN, killed)
     monkeypatch.undo()
-    for name, weight in load_file(
-        rlvr(config, merged, TRAIN, tmp_path / "killed") / WEIGHTS
-    ).items():
-        assert torch.equal(weight, expected[name]), name
+    stored = (killed / REHEARSAL).read_bytes()
+    shutil.move(killed / REHEARSAL, lost)
+    with pytest.raises(ValueError, match="resumed with its rehearsal completions"):
+        rlvr(config, merged, TRAIN, killed)
+    shutil.move(lost, killed / REHEARSAL)
+    found = load_file(rlvr(config, merged, TRAIN, killed) / WEIGHTS)
+    assert (killed / REHEARSAL).read_bytes() == stored
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.long
