@@ -82,12 +82,14 @@ def test_what_is_stored_are_the_tokens_that_were_drawn(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
-    merged, whole_run, tmp_path, monkeypatch
+def test_a_killed_run_with_dropout_goes_on_to_the_same_weights_and_draws_nothing_again(
+    merged, tmp_path, monkeypatch
 ):
     from transformers import Trainer
 
     evaluate = Trainer._maybe_log_save_evaluate
+    config = replace(RLVR, lora=replace(RLVR.lora, dropout=0.2), preflight_prompts=0)
+    expected = load_file(rlvr(config, merged, TRAIN, tmp_path / "whole") / WEIGHTS)
 
     def dies(self, *args, **kwargs):
         result = evaluate(self, *args, **kwargs)
@@ -95,21 +97,19 @@ def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
             raise KeyboardInterrupt
         return result
 
+    killed, lost = tmp_path / "killed", tmp_path / "elsewhere"
     monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", dies)
     with pytest.raises(KeyboardInterrupt):
-        rlvr(RLVR, merged, TRAIN, tmp_path)
+        rlvr(config, merged, TRAIN, killed)
     monkeypatch.undo()
-    stored = (tmp_path / REHEARSAL).read_bytes()
-    lost = tmp_path / "elsewhere"
-    shutil.move(tmp_path / REHEARSAL, lost)
+    stored = (killed / REHEARSAL).read_bytes()
+    shutil.move(killed / REHEARSAL, lost)
     with pytest.raises(ValueError, match="resumed with its rehearsal completions"):
-        rlvr(RLVR, merged, TRAIN, tmp_path)
-    shutil.move(lost, tmp_path / REHEARSAL)
-    adapter = rlvr(RLVR, merged, TRAIN, tmp_path)
-    assert (tmp_path / REHEARSAL).read_bytes() == stored
-    expected = load_file(whole_run[0] / "adapter_model.safetensors")
-    for name, weight in load_file(adapter / "adapter_model.safetensors").items():
-        assert torch.equal(weight, expected[name]), name
+        rlvr(config, merged, TRAIN, killed)
+    shutil.move(lost, killed / REHEARSAL)
+    found = load_file(rlvr(config, merged, TRAIN, killed) / WEIGHTS)
+    assert (killed / REHEARSAL).read_bytes() == stored
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.long
