@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sage_unsloth.study.text import markdown_table as markdown_table
+from sage_unsloth.runs.text import markdown_table as markdown_table
 
 FIGURES = "Drawn beside this report (again by `python -m research.redraw FOLDER`)"
 

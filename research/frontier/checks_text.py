@@ -7,7 +7,7 @@ from research.benchmark.records import SFT
 from research.benchmark.report_tables import cell, markdown_table
 from research.frontier.records import BASELINE
 from sage_unsloth.study.chord import LARGEST_STEP
-from sage_unsloth.study.verdicts import LARGEST_SHARE
+from sage_unsloth.study.verdicts import MAX_GUESS_SHARE
 
 NO_VALUE = "–"
 
@@ -49,7 +49,7 @@ def _ks(checks: Mapping[str, Any]) -> list[str]:
     ]
     return [
         "pass@k of attempts that never look at the problem, beside the SFT model's. Where guessing "
-        f"has {LARGEST_SHARE:.0%} of the SFT model's pass@k or more, no verdict is given. The "
+        f"has {MAX_GUESS_SHARE:.0%} of the SFT model's pass@k or more, no verdict is given. The "
         f"largest k with a verdict is **{checks['k']}**.",
         markdown_table(rows),
     ]

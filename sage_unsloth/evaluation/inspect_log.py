@@ -11,12 +11,12 @@ from typing import Any
 
 from sage_unsloth.evaluation.logged_samples import SampleLog, final_answer
 
-TOOL = "inspect_ai"
+INSPECT_AI = "inspect_ai"
 VALUES = {"C": 1, "I": 0, "N": 0}
 FINISHED = {"stop": "stop", "max_tokens": "length", "model_length": "length"}
 
 
-def is_log(path: Path) -> bool:
+def is_inspect_log(path: Path) -> bool:
     """Whether it is a JSON document that begins like a log, or an `.eval` archive."""
     if path.suffix == ".eval":
         return path.is_file()
@@ -27,7 +27,7 @@ def is_log(path: Path) -> bool:
     return start.startswith('{"version":') and '"eval":{' in start
 
 
-def read(path: Path) -> SampleLog:
+def read_inspect_log(path: Path) -> SampleLog:
     """The log's samples.
 
     Raises:
@@ -57,7 +57,7 @@ def read(path: Path) -> SampleLog:
         )
     return SampleLog(
         path=path,
-        tool=TOOL,
+        tool=INSPECT_AI,
         model=spec["model"],
         task=spec.get("task_display_name") or spec["task"],
         temperature=temperature,

@@ -15,8 +15,8 @@ from typing import Any
 from sage_unsloth.evaluation.logged_samples import SampleLog, final_answer
 from sage_unsloth.runs.files import read_jsonl
 
-TOOL = "lm-evaluation-harness"
-FILE = re.compile(r"samples_(?P<task>.+)_\d{4}-\d\d-\d\dT[\d.:-]+")
+LM_EVAL = "lm-evaluation-harness"
+FILE_NAME = re.compile(r"samples_(?P<task>.+)_\d{4}-\d\d-\d\dT[\d.:-]+")
 FIELDS = {"doc_id", "target", "resps"}
 # What is no metric, in logs of versions that do not list theirs.
 OTHERS = FIELDS | {
@@ -25,7 +25,7 @@ OTHERS = FIELDS | {
 }
 
 
-def is_log(path: Path) -> bool:
+def is_lm_eval_log(path: Path) -> bool:
     """Whether the first line is from a sample log."""
     if path.suffix != ".jsonl" or not path.is_file():
         return False
@@ -37,7 +37,7 @@ def is_log(path: Path) -> bool:
     return isinstance(first, dict) and first.keys() >= FIELDS
 
 
-def read(path: Path) -> SampleLog:
+def read_lm_eval_log(path: Path) -> SampleLog:
     """The log's samples; the folder names the model.
 
     Raises:
@@ -75,10 +75,10 @@ def read(path: Path) -> SampleLog:
                 },
             )
             record["scores"] |= scores
-    named = FILE.fullmatch(path.stem)
+    named = FILE_NAME.fullmatch(path.stem)
     return SampleLog(
         path=path,
-        tool=TOOL,
+        tool=LM_EVAL,
         model=path.absolute().parent.name,
         task=named["task"] if named else path.stem,
         temperature=temperature,

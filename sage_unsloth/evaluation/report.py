@@ -54,13 +54,13 @@ from sage_unsloth.sampling.record_files import read_settings
 
 BLOCKS = 5  # the paper's evaluation seeds; the samples of one run are split into as many
 
-Sets = Mapping[str, Sequence[RecordSet]]
+SetsByModel = Mapping[str, Sequence[RecordSet]]
 """model -> its record sets on one benchmark, one for each training seed"""
 Counts = Mapping[str, tuple[int, np.ndarray]]
 """model -> N and the correct counts (S, P)"""
 
 
-def compare(
+def compare_sets(
     paths: Sequence[str | Path],
     out: str | Path,
     against: str | None = None,
@@ -204,7 +204,7 @@ def _differences(counts: Counts, against: str) -> dict[str, dict[int, Difference
     }
 
 
-def _coverage(by_model: Sets) -> dict[str, Any]:
+def _coverage(by_model: SetsByModel) -> dict[str, Any]:
     """Problems solved within the first n samples, n the smallest number that any model has."""
     least = min(seed.correct.shape[1] for seeds in by_model.values() for seed in seeds)
     problems = next(iter(by_model.values()))[0].problems
@@ -248,13 +248,13 @@ def _table_row(
     for grade in (Grade.UNPARSABLE, Grade.TIMED_OUT):
         share = _mean([record["grade"] == grade for record in records])
         # Another tool's grades are correct and wrong alone.
-        row[grade.value.replace(" ", "_")] = None if own_grades(seeds[0]) else share
+        row[grade.value.replace(" ", "_")] = None if has_tool_grades(seeds[0]) else share
     if seeds[0].tool is not None:
         row |= {"drawn_by": seeds[0].tool, "graded_by": seeds[0].grader}
     return row
 
 
-def own_grades(item: RecordSet) -> bool:
+def has_tool_grades(item: RecordSet) -> bool:
     """Whether a set has the grades of another tool."""
     return item.tool is not None and item.grader.startswith(item.tool)
 

@@ -25,7 +25,11 @@ logger = logging.getLogger(__name__)
 
 GRADE_SECONDS = 5.0
 BINARY = (0, 1)  # True, False, 0.0 and 1.0 equal them
-TOOLS = {"lm-evaluation-harness": lm_eval_log, "inspect_ai": inspect_log}
+TOOLS = {
+    lm_eval_log.LM_EVAL: (lm_eval_log.is_lm_eval_log, lm_eval_log.read_lm_eval_log),
+    inspect_log.INSPECT_AI: (inspect_log.is_inspect_log, inspect_log.read_inspect_log),
+}
+"""Tool -> whether a file is its log, and the log's samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,7 @@ def parse_pairs(
 
 def tool_of(path: Path) -> str | None:
     """The tool that wrote the file, by its content; None if unknown."""
-    return next((name for name, tool in TOOLS.items() if tool.is_log(path)), None)
+    return next((name for name, (is_log, _) in TOOLS.items() if is_log(path)), None)
 
 
 def logs_below(folder: Path) -> list[Path]:
@@ -99,7 +103,7 @@ def read_log(path: Path, name: str | None = None) -> SampleLog:
             f"a log must be one of {', '.join(TOOLS)}, but {path} is not. Give samples_*.jsonl "
             "(lm_eval --log_samples), or a .json log of inspect_ai"
         )
-    log = TOOLS[tool].read(path)
+    log = TOOLS[tool][1](path)
     counts: dict[str, int] = defaultdict(int)
     for record in log.records:
         counts[record["problem_id"]] += 1

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.evaluation import compare
-from sage_unsloth.evaluation.lm_eval_log import read as read_lm_eval
+from sage_unsloth.evaluation import compare_sets
+from sage_unsloth.evaluation.lm_eval_log import read_lm_eval_log as read_lm_eval
 from sage_unsloth.evaluation.record_tables import record_set
 from sage_unsloth.evaluation.report import find_sets
 from sage_unsloth.evaluation.report_text import report_text
@@ -97,7 +97,9 @@ def test_epochs_of_inspect_are_samples_and_its_scores_grades():
 
 
 def test_logs_of_two_tools_are_compared(tmp_path):
-    result = compare([f"lm={SUMS}", f"inspect={EPOCHS}"], tmp_path, logs=STRICT, against="inspect")
+    result = compare_sets(
+        [f"lm={SUMS}", f"inspect={EPOCHS}"], tmp_path, logs=STRICT, against="inspect"
+    )
     curve = result["pass_at_k"]["sums"]
     assert curve["lm"]["1"]["mean"] == pytest.approx(2 / 12)
     assert curve["inspect"]["1"]["mean"] == pytest.approx(17 / 48)
