@@ -14,7 +14,7 @@ from sage_unsloth.study.records import Tables
 from sage_unsloth.study.report import as_dict, points_of
 from sage_unsloth.study.report import make_report as make_study_report
 from sage_unsloth.study.text import cell, claim_lines, markdown_table
-from sage_unsloth.study.text import markdown as study_markdown
+from sage_unsloth.study.text import report_markdown as study_markdown
 from sage_unsloth.study.verdicts import MATTERS
 
 

@@ -61,7 +61,7 @@ def open_model(
         release_memory()
 
 
-def ask(
+def sample_answers(
     engine: TransformersEngine, question: str, config: SamplingConfig, seed: int = DEFAULT_SEED
 ) -> list[Completion]:
     """`config.num_samples` completions of one question, each with its own seed.
@@ -130,7 +130,7 @@ def _ask(options: argparse.Namespace) -> int:
     with open_model(spec, LONGEST_PROMPT + options.max_tokens) as (engine, prompt):
         for question in _questions(options.question):
             started = time.perf_counter()
-            completions = ask(engine, question, config, options.seed)
+            completions = sample_answers(engine, question, config, options.seed)
             _show(completions, prompt, time.perf_counter() - started)
     return 0
 

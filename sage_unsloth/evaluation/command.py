@@ -10,7 +10,7 @@ from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 
 OUT = "runs/evaluation"
-SMOKE = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
+SMOKE_OPTIONS = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
 
 # Evaluation and its libraries are imported when a command runs: `--help` needs none of them.
 
@@ -160,7 +160,7 @@ def _evaluate(options: argparse.Namespace) -> int:
                 for b in benchmarks
             ]
             print(f"Answers of {', '.join(own)} are graded by {name}, as in training.")
-    result = evaluator.evaluate(
+    result = evaluator.evaluate_models(
         models,
         benchmarks,
         options.out,
@@ -179,7 +179,7 @@ def _shorten(options: argparse.Namespace) -> None:
     """Sets the options of `--smoke` that were not given."""
     sampling = SamplingConfig()
     usual = {"n": sampling.num_samples, "max_tokens": sampling.max_completion_length}
-    for name, value in SMOKE.items():
+    for name, value in SMOKE_OPTIONS.items():
         if getattr(options, name) == (usual | {"problems": None, "out": OUT})[name]:
             setattr(options, name, value)
 
@@ -206,10 +206,10 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from sage_unsloth.evaluation.report import compare
+    from sage_unsloth.evaluation.report import compare_sets
     from sage_unsloth.evaluation.report_text import report_text
 
-    result = compare(options.sets, options.out, options.against, partial=options.partial)
+    result = compare_sets(options.sets, options.out, options.against, partial=options.partial)
     print(f"{report_text(result)}\n\nTables and figures: {options.out}")
     return 0
 

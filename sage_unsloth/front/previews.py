@@ -16,7 +16,7 @@ from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
 
-SAMPLING = ("temperature", "top_p", "max_completion_length", "seed")
+PREVIEW_ARGUMENTS = ("temperature", "top_p", "max_completion_length", "seed")
 """Arguments that a preview takes from the trainer's."""
 
 
@@ -81,7 +81,7 @@ def preview(
     from sage_unsloth.training.preflight import add_rewards, signal
 
     if args is not None:
-        of_args = {name: getattr(args, name) for name in SAMPLING}
+        of_args = {name: getattr(args, name) for name in PREVIEW_ARGUMENTS}
         of_args |= {"num_samples": args.num_generations, "min_p": args.min_p or 0.0}
         sampling = of_args | {"batch_size": args.per_device_train_batch_size} | sampling
     count = len(rows) if num_prompts is None else min(num_prompts, len(rows))

@@ -45,7 +45,7 @@ def evaluate(
     from sage_unsloth.sampling.engines import SamplingConfig
 
     return Report(
-        evaluator.evaluate(
+        evaluator.evaluate_models(
             [parse_model(text) for text in models],
             [evaluator.parse_benchmark(text, problems=problems) for text in benchmarks],
             folder,
@@ -70,7 +70,7 @@ def compare(
     """
     from sage_unsloth.evaluation import report
 
-    return Report(report.compare([str(path) for path in sets], folder, against))
+    return Report(report.compare_sets([str(path) for path in sets], folder, against))
 
 
 def ask(
@@ -99,7 +99,9 @@ def ask(
     config = asking.sampling_of(n, temperature, max_tokens)
     spec = parse_model(f"model={model}")
     with asking.open_model(spec, asking.LONGEST_PROMPT + max_tokens) as (engine, _):
-        return [completion.text for completion in asking.ask(engine, question, config, seed)]
+        return [
+            completion.text for completion in asking.sample_answers(engine, question, config, seed)
+        ]
 
 
 def save(run: str | Path, to: str, out: str | Path, **options: Any) -> Path:

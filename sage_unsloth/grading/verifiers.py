@@ -24,7 +24,7 @@ from sage_unsloth.own_code import (
     OwnCodeError,
     OwnFunction,
     describe_exception,
-    describe_function,
+    function_record,
     named_function,
 )
 from sage_unsloth.runs.record import package_version
@@ -51,7 +51,7 @@ def get_verifier(
     if isinstance(expected, Checker):
         return expected
     if not isinstance(expected, str):
-        return _own(describe_function(expected))
+        return _own(function_record(expected))
     name, colon, option = expected.partition(":")
     if name == "number" and colon:
         return _number(option)

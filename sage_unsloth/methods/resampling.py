@@ -38,7 +38,7 @@ from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import inside, listening
 from sage_unsloth.trainers.trainer_names import ContractError
 
-EXPECTED_PARAMETERS = {
+SAMPLING_PARAMETERS = {
     names.GENERATE: ("self", "prompts"),
     names.REWARDS: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
 }
@@ -324,7 +324,7 @@ def _check_trainer(trainer: Any) -> None:
 
 def _check_functions(trainer: Any) -> None:
     """Raises ContractError for other parameters; calls are checked after each batch."""
-    for name, expected in EXPECTED_PARAMETERS.items():
+    for name, expected in SAMPLING_PARAMETERS.items():
         function = getattr(type(trainer), name, None)
         result = None if function is None else tuple(inspect.signature(function).parameters)
         if result != expected:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GAP = 0.5
+SHARE_DIFFERENCE = 0.5
 """Difference between the shares of rows that two ways solve; .53 on the embedded task."""
 
 
@@ -48,11 +48,11 @@ class GuideDose:
         """β·σ·Δ: the most that the guide pays one correct completion over another, in reward."""
         return beta * self.sigma * self.spread
 
-    def needed_beta(self, gap: float = GAP) -> float | None:
+    def needed_beta(self, gap: float = SHARE_DIFFERENCE) -> float | None:
         """The smallest β with `payment` >= gap; None if there is none."""
         return gap / (self.sigma * self.spread) if self.spread > 0 else None
 
-    def needed_spread(self, beta: float, gap: float = GAP) -> float:
+    def needed_spread(self, beta: float, gap: float = SHARE_DIFFERENCE) -> float:
         """The smallest Δ, nats, with `payment` >= gap."""
         return gap / (beta * self.sigma)
 
@@ -115,7 +115,7 @@ def _sigma(rewards: Sequence[float], groups: Sequence[Hashable], scale_rewards: 
     return sum(deviations) / len(deviations) if deviations else 1.0
 
 
-def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> str:
+def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = SHARE_DIFFERENCE) -> str:
     """Two or three sentences about what the guide can change at this β."""
     if not dose.touched:
         return (

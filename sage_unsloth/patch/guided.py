@@ -21,10 +21,10 @@ from typing import Any
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.patch.choice import OPEN, Choice, added_methods
+from sage_unsloth.patch.choice import OPEN_ATTRIBUTE, Choice, added_methods
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.seam import seam_of
-from sage_unsloth.patch.settings import check_settings
+from sage_unsloth.patch.settings import check_choice
 from sage_unsloth.patch.trained_with import resume_record
 from sage_unsloth.patch.watch import guide_watch
 from sage_unsloth.trainers.data_order import keep_row_order
@@ -102,13 +102,13 @@ def guided_kl(
         methods=added_methods(trainer),
     )
     # All refusals come before the first change, so that nothing has to be undone.
-    check_settings(trainer, choice, unsloth=seam.name == "unsloth")
+    check_choice(trainer, choice, unsloth=seam.name == "unsloth")
     if choice.needs_hook:
         seam.check()
     with ExitStack() as stack:
         # Unsloth's functions are replaced for the whole process, so one guided_kl at a time.
         stack.enter_context(one_guided_kl())
-        stack.enter_context(replace_attributes(trainer, **{OPEN: True}))
+        stack.enter_context(replace_attributes(trainer, **{OPEN_ATTRIBUTE: True}))
         stack.enter_context(seam.cpu_shims(trainer))
         guard = stack.enter_context(finite_only(trainer))
         # After the guard, to which the hook hands its signals.

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-FILE = "selftest.json"
+SELFTEST_FILE = "selftest.json"
 
 
 def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
@@ -19,13 +19,13 @@ def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace]
     )
     parser.add_argument(
         "--out",
-        default=FILE,
+        default=SELFTEST_FILE,
         help="with --deep: the record, which can be sent (default: %(default)s)",
     )
 
     def choose(options: argparse.Namespace) -> int:
         if not options.deep:
-            if options.again or options.out != FILE:
+            if options.again or options.out != SELFTEST_FILE:
                 raise ValueError("--again and --out need --deep")
             return act(options)
         first = act(options)

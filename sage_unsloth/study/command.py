@@ -108,7 +108,7 @@ def add_study(commands: Any) -> None:
 def _act(options: argparse.Namespace) -> int:
     from sage_unsloth.grading.verifiers import get_verifier
     from sage_unsloth.runs.settings import parse_settings
-    from sage_unsloth.study.plan import FREE
+    from sage_unsloth.study.plan import FREE_VARIANTS
     from sage_unsloth.study.runner import study
     from sage_unsloth.training.rlvr_config import RlvrConfig
     from sage_unsloth.training.setting_options import naming_options
@@ -148,7 +148,7 @@ def _act(options: argparse.Namespace) -> int:
         seeds=options.seeds,
         first_seed=options.first_seed,
         claims=options.claims,
-        free=FREE if options.free is None else options.free,
+        free=FREE_VARIANTS if options.free is None else options.free,
         processes=options.processes,
         reduced=options.reduced,
         smoke=options.smoke,

@@ -1,13 +1,14 @@
 """The report of a study as text: first what each method gains and loses, then the tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sage_unsloth.figures import table_text
+from sage_unsloth.runs.text import markdown_table
 from sage_unsloth.study.chord import LARGEST_STEP
 from sage_unsloth.study.free_lines import TITLES
 from sage_unsloth.study.points import START
-from sage_unsloth.study.verdicts import LARGEST_SHARE, MATTERS
+from sage_unsloth.study.verdicts import MATTERS, MAX_GUESS_SHARE
 
 NO_VALUE = "–"
 
@@ -24,11 +25,6 @@ def cell(result: Mapping[str, float] | None, sign: bool = True) -> str:
 
 def _number(value: float, sign: bool = False) -> str:
     return (f"{value:+.3f}" if sign else f"{value:.3f}").replace("0.", ".", 1)
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def conditions(report: Mapping[str, Any]) -> str:
@@ -96,7 +92,7 @@ def claim_lines(report: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def markdown(report: Mapping[str, Any]) -> str:
+def report_markdown(report: Mapping[str, Any]) -> str:
     """`report.md`."""
     seeds = "training seeds and problems at once" if len(report["seeds"]) > 1 else "problems alone"
     parts = [
@@ -204,7 +200,7 @@ def _guess_parts(item: Mapping[str, Any]) -> list[str]:
     ]
     return [
         "pass@k of attempts that never look at the problem. Where they have "
-        f"{LARGEST_SHARE:.0%} of the start model's pass@k or more, no verdict is given.",
+        f"{MAX_GUESS_SHARE:.0%} of the start model's pass@k or more, no verdict is given.",
         markdown_table(rows),
     ]
 

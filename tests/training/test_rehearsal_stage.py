@@ -17,6 +17,7 @@ from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.stage import read_metrics
 
 CONFIG = smoke_config()
+WEIGHTS = "adapter_model.safetensors"
 TRAIN = arithmetic.problems("train")[:24]
 RLVR = replace(
     CONFIG.rlvr,
