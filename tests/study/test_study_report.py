@@ -8,7 +8,7 @@ import pytest
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.study.chord import Place
 from sage_unsloth.study.crossed import crossed_interval
-from sage_unsloth.study.free_lines import Node, distance_to_line
+from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.publish import draw
 from sage_unsloth.study.records import write_records
 from sage_unsloth.study.report import GUESSING, NO_DOSE, ONE_SEED, judge_difference, make_report
@@ -157,7 +157,7 @@ def test_a_line_has_a_value_between_neighbours_that_are_a_factor_2_apart():
         return Place(*(np.full((2, 3), value) for value in (first, many)))
 
     point, (low, high) = place(0.5, 0.7), (place(0.4, 0.4), place(0.6, 0.6))
-    nodes = {end: [Node("a", 1.0, low), Node("b", end, high)] for end in (2.0, 2.1)}
+    nodes = {end: [LineNode("a", 1.0, low), LineNode("b", end, high)] for end in (2.0, 2.1)}
     assert distance_to_line(point, nodes[2.0], steps=True).mean == pytest.approx(0.2)
     assert distance_to_line(point, nodes[2.1], steps=True) is None
     assert distance_to_line(point, nodes[2.1], steps=False).mean == pytest.approx(0.2)
