@@ -2,16 +2,12 @@
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from sage_unsloth.evaluation.engine_options import add_engine_options, engine_options
 from sage_unsloth.grading.command import add_verifier
 from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
-
-if TYPE_CHECKING:
-    from sage_unsloth.evaluation.sample_logs import ReadingOptions
 
 OUT = "runs/evaluation"
 SMOKE_OPTIONS = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
@@ -191,16 +187,14 @@ def _shorten(options: argparse.Namespace) -> None:
 def add_compare(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "compare",
-        help="the same report on any record sets that are on disk, and on logs of other tools",
+        help="the same report on any record sets that are on disk",
     )
     parser.add_argument(
         "sets",
         nargs="+",
         metavar="SETS",
-        help=".jsonl files of record sets, or folders with some; or [NAME=]LOG: samples_*.jsonl of "
-        "lm-evaluation-harness, .json of inspect_ai, or a folder with some",
+        help=".jsonl files of record sets, or folders with some",
     )
-    add_log_options(parser)
     parser.add_argument(
         "--partial",
         action="store_true",
@@ -215,46 +209,9 @@ def _compare(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation.report import compare_sets
     from sage_unsloth.evaluation.report_text import report_text
 
-    result = compare_sets(
-        options.sets,
-        options.out,
-        options.against,
-        reading_options(options),
-        partial=options.partial,
-    )
+    result = compare_sets(options.sets, options.out, options.against, partial=options.partial)
     print(f"{report_text(result)}\n\nTables and figures: {options.out}")
     return 0
-
-
-def add_log_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--metric",
-        nargs="+",
-        default=[],
-        metavar="METRIC",
-        help="metric of correctness in other tools' logs, if there are several",
-    )
-    parser.add_argument(
-        "--regrade",
-        action="store_true",
-        help="grade the completions of other tools' logs here, in place of their own grades",
-    )
-    parser.add_argument(
-        "--same",
-        nargs="+",
-        default=[],
-        metavar="TASK=BENCHMARK",
-        help="a task of another tool's log has the problems of this benchmark",
-    )
-
-
-def reading_options(options: argparse.Namespace) -> "ReadingOptions":
-    """The values of `add_log_options`."""
-    from sage_unsloth.evaluation.sample_logs import ReadingOptions, parse_pairs
-
-    return ReadingOptions(
-        metrics=options.metric, regrade=options.regrade, same=parse_pairs(options.same)
-    )
 
 
 def _add_against(parser: argparse.ArgumentParser) -> None:

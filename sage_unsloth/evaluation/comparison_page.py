@@ -11,7 +11,7 @@ import numpy as np
 
 from sage_unsloth.evaluation.figures import draw_differences, draw_pass_at_k, svg
 from sage_unsloth.evaluation.record_tables import RecordSet, in_order
-from sage_unsloth.evaluation.report_text import graders_lines, interval_text, partial_line
+from sage_unsloth.evaluation.report_text import interval_text, partial_line
 from sage_unsloth.figures import line_styles
 from sage_unsloth.runs.html import escape, page
 
@@ -63,7 +63,6 @@ def comparison_page(
             _graphs(curves, result["differences"][benchmark]),
             _curve_table(curves, rows),
             _difference_table(result["differences"][benchmark]),
-            *(f'<p class="note">{escape(line)}</p>' for line in graders_lines(rows)),
             *(
                 f'<p class="note">{escape(partial_line(name, part))}</p>'
                 for name, part in result.get("partial", {}).items()

@@ -60,7 +60,6 @@ def _is_whole(row: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> bool:
     return (
         len(sources) == 1
         and bool(sources[0].get("hub_id"))
-        and not row.get("drawn_by")
         and sources[0].get("rows") == row["problems"]
     )
 

@@ -24,11 +24,9 @@ class RecordSet:
     Attributes:
         problems: ids, in the order of the rows of `correct`.
         correct: (P, N) bool.
-        records: `num_tokens`, `finish_reason` and `grade` of all P * N; the first two may be None
-            for another tool's samples.
+        records: `num_tokens`, `finish_reason` and `grade` of all P * N.
         golds: problem -> gold, in the order of `problems`.
         grader: of the records; the first of several.
-        tool: the other tool that made the samples; None for a record set.
         examples: problem -> its first correct and its first wrong record, cut to `EXAMPLE`
             characters.
         texts: problem -> its text, if known.
@@ -43,7 +41,6 @@ class RecordSet:
     sampling: dict[str, Any]
     golds: Mapping[str, str] = field(default_factory=dict)
     grader: str = ""
-    tool: str | None = None
     examples: Mapping[str, Mapping[str, dict]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     provenance: Sequence[Mapping[str, Any]] = ()

@@ -37,14 +37,6 @@ from sage_unsloth.evaluation.record_tables import (
     seed_counts,
     sets_below,
 )
-from sage_unsloth.evaluation.sample_logs import (
-    ReadingOptions,
-    log_sets,
-    logs_below,
-    named_path,
-    read_log,
-    tool_of,
-)
 from sage_unsloth.figures import write_table
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.runs.files import write_json, write_text
@@ -64,31 +56,28 @@ def compare_sets(
     paths: Sequence[str | Path],
     out: str | Path,
     against: str | None = None,
-    logs: ReadingOptions | None = None,
     *,
     partial: bool = False,
 ) -> dict[str, Any]:
-    """Reports on existing record sets, and on samples in other tools' logs.
+    """Reports on existing record sets.
 
     Sets of one model on one benchmark are its training seeds.
 
     Args:
-        paths: .jsonl files of record sets, logs of other tools (`NAME=LOG` names the model), or
-            folders with either; logs in a folder with record sets are ignored.
+        paths: .jsonl files of record sets, or folders with some.
         against: the model that the others are compared with; None takes the first.
-        logs: how other tools' logs are read; None takes their own grades.
         partial: report on the problems and samples that all record sets on a benchmark have
             (`partial`); otherwise an incomplete set is an error.
 
     Raises:
-        ValueError: no sets, an incomplete set or one of another format, sets that cannot be
-            compared, or a log that cannot be read; or another process writes to `out`.
+        ValueError: no sets, an incomplete set or one of another format, or sets that cannot be
+            compared; or another process writes to `out`.
     """
-    files, result = find_sets(paths)
+    files = find_sets(paths)
     read, parts = read_sets(files), {}
     if partial:
         read, parts = shared_part(files, read)
-    own_sets = [
+    sets = [
         replace(
             record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
             texts=read_texts(file),
@@ -96,40 +85,21 @@ def compare_sets(
         )
         for file, (settings, records) in zip(files, read, strict=True)
     ]
-    sets = own_sets + log_sets(
-        [read_log(path, name) for path, name in result.items()], own_sets, logs or ReadingOptions()
-    )
     with exclusive_lock(out):
         return report_sets(sets, out, against, parts)
 
 
-def find_sets(paths: Sequence[str | Path]) -> tuple[list[Path], dict[Path, str | None]]:
-    """The record sets in `paths`, and the logs of other tools with their models' names.
-
-    Raises:
-        ValueError: a path with neither, or a name for something that is not a log.
-    """
-    sets: list[Path] = []
-    logs: dict[Path, str | None] = {}
-    for text in paths:
-        name, path = named_path(text)
-        files = [path] if path.is_file() else sets_below(path)
-        others = files if path.is_file() else logs_below(path)
-        if others and (path.is_file() or not files) and tool_of(others[0]) is not None:
-            logs |= dict.fromkeys(others, name)
-        elif not files:
+def find_sets(paths: Sequence[str | Path]) -> list[Path]:
+    """The files of the record sets in `paths`; ValueError for a path with none."""
+    files: list[Path] = []
+    for path in map(Path, paths):
+        sets = [path] if path.is_file() else sets_below(path)
+        if not sets:
             raise ValueError(
-                f"{path} must be a record set, another tool's log, or a folder with some, but "
-                "there is none"
+                f"{path} must be a record set, or a folder with some, but there is none"
             )
-        elif name is not None:
-            raise ValueError(
-                f"NAME= is for another tool's log, got {text}, whose record sets have names. Leave "
-                f"out {name}="
-            )
-        else:
-            sets += files
-    return list(dict.fromkeys(file.resolve() for file in sets)), logs
+        files += sets
+    return list(dict.fromkeys(file.resolve() for file in files))
 
 
 def report_sets(
@@ -243,25 +213,14 @@ def _table_row(
         }
     row |= deviation_over_seeds(seeds)
     row["tokens"] = _mean([record["num_tokens"] for record in records], 1)
-    reasons = [record["finish_reason"] for record in records]
-    row["truncated"] = _mean([reason and reason == "length" for reason in reasons])
+    row["truncated"] = _mean([record["finish_reason"] == "length" for record in records])
     for grade in (Grade.UNPARSABLE, Grade.TIMED_OUT):
-        share = _mean([record["grade"] == grade for record in records])
-        # Another tool's grades are correct and wrong alone.
-        row[grade.value.replace(" ", "_")] = None if has_tool_grades(seeds[0]) else share
-    if seeds[0].tool is not None:
-        row |= {"drawn_by": seeds[0].tool, "graded_by": seeds[0].grader}
+        row[grade.value.replace(" ", "_")] = _mean([record["grade"] == grade for record in records])
     return row
 
 
-def has_tool_grades(item: RecordSet) -> bool:
-    """Whether a set has the grades of another tool."""
-    return item.tool is not None and item.grader.startswith(item.tool)
-
-
-def _mean(values: Sequence[float | None], digits: int = 4) -> float | None:
-    """The mean; None if a value is unknown."""
-    return None if None in values else round(float(np.mean(values)), digits)  # pyright: ignore[reportArgumentType, reportCallIssue]
+def _mean(values: Sequence[float], digits: int = 4) -> float:
+    return round(float(np.mean(values)), digits)
 
 
 def deviation_over_seeds(seeds: Sequence[RecordSet]) -> dict[str, Any]:
@@ -318,10 +277,8 @@ def _conditions(sets: Sequence[RecordSet], table: Sequence[dict]) -> str:
     """The note below every figure: what the bands are, and the temperature."""
     several = any(row["seeds"] > 1 for row in table)
     over = " and training seeds" if several else ", one training seed each"
-    known = {item.sampling["temperature"] for item in sets} - {None}
+    known = {item.sampling["temperature"] for item in sets}
     temperatures = [f"{temperature:g}" for temperature in sorted(known)]
-    if any(item.sampling["temperature"] is None for item in sets):
-        temperatures.append("not logged")
     return f"bands: 95 % over problems{over}; T = {', '.join(temperatures)}"
 
 

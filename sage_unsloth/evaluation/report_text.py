@@ -25,7 +25,7 @@ def report_text(result: Mapping[str, Any]) -> str:
             table_text([_completions(row) for row in rows.values()]),
             "",
         ]
-        cut = [name for name, row in rows.items() if (row["truncated"] or 0) > MUCH_CUT]
+        cut = [name for name, row in rows.items() if row["truncated"] > MUCH_CUT]
         if cut:
             lines.append(
                 f"More than {MUCH_CUT:.0%} of the completions of {', '.join(cut)} were truncated "
@@ -45,7 +45,7 @@ def report_text(result: Mapping[str, Any]) -> str:
             for name, count in matches["solved"].items()
         )
         lines.append(f"solved at least once in {matches['samples']} samples: {solved}")
-        lines += [*graders_lines(rows), ""]
+        lines.append("")
     lines += [partial_line(name, part) for name, part in result.get("partial", {}).items()]
     lines.append(
         f"{READING}; the percentage: of the t distribution. ±: sample deviation over parts of "
@@ -90,22 +90,10 @@ def _completions(row: Mapping[str, Any]) -> dict[str, str]:
     """Statistics of a model's completions, a row of the second table."""
     return {
         "model": row["model"],
-        "tokens": "-" if row["tokens"] is None else f"{row['tokens']:g}",
-        "cut": "-" if row["truncated"] is None else f"{row['truncated']:.3f}",
-        "no answer": "-" if row["unparsable"] is None else f"{row['unparsable']:.3f}",
+        "tokens": f"{row['tokens']:g}",
+        "cut": f"{row['truncated']:.3f}",
+        "no answer": f"{row['unparsable']:.3f}",
     }
-
-
-def graders_lines(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Models whose samples come from another tool, and their graders."""
-    result = [
-        f"{name}: sampled by {row['drawn_by']}, graded by {row['graded_by']}"
-        for name, row in rows.items()
-        if "drawn_by" in row
-    ]
-    if not result:
-        return []
-    return ["; ".join(result) + ". A difference may be that of prompts, sampling or graders."]
 
 
 def interval_text(

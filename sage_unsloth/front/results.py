@@ -61,10 +61,10 @@ def evaluate(
 def compare(
     sets: Sequence[str | Path], folder: str | Path, *, against: str | None = None
 ) -> Report:
-    """The report of `evaluate` on existing samples, of other runs, machines or tools.
+    """The report of `evaluate` on existing samples, of other runs or machines.
 
     Args:
-        sets: .jsonl files, folders, or logs of lm-evaluation-harness and inspect_ai.
+        sets: .jsonl files of record sets, or folders with some.
         folder: for tables and figures.
         against: see `evaluate`.
     """

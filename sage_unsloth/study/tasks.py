@@ -103,9 +103,10 @@ def get_task(name: str) -> Task:
         )
     try:
         task = named_object(name, "a task")()
-    except TypeError as error:  # such as a function that needs arguments
+    except Exception as error:  # also of a function that needs arguments
         raise ValueError(
-            f"a task of your own takes no arguments, but {name} raised {describe_exception(error)}"
+            "a task of your own must return a Task without arguments, but "
+            f"{name} raised {describe_exception(error)}"
         ) from error
     if not isinstance(task, Task):
         raise ValueError(

@@ -285,7 +285,7 @@ def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
     twice = ["compare", str(file), str(file.parent), "--out", str(tmp_path / "c")]
     assert main(twice) == 0, "a file that is named twice counts once"
     assert main(["compare", str(tmp_path / "nothing")]) == 2
-    assert "must be a record set, another tool" in capsys.readouterr().err
+    assert "must be a record set, or a folder" in capsys.readouterr().err
 
 
 def test_an_adapter_for_another_base_is_refused(adapter, tmp_path):

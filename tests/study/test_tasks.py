@@ -72,10 +72,13 @@ def test_what_cannot_be_is_refused(files, options, message):
 
 
 def test_what_names_no_task_is_a_message(tmp_path, monkeypatch, capsys):
-    (tmp_path / "no_task_of_mine.py").write_text("def needy(rows): ...\n")
+    (tmp_path / "no_task_of_mine.py").write_text(
+        "def needy(rows): ...\ndef broken(): return {}[1]\n"
+    )
     monkeypatch.chdir(tmp_path)
     for words, message in {
-        "--task no_task_of_mine:needy": "takes no arguments, but no_task_of_mine:needy raised Type",
+        "--task no_task_of_mine:needy": "without arguments, but no_task_of_mine:needy raised Type",
+        "--task no_task_of_mine:broken": "no_task_of_mine:broken raised KeyError: 1",
         "--data rows.jsonl": "--benchmarks, or --task, got ['--data']",
         "--n 4": "--benchmarks, or --task, got none",
     }.items():
