@@ -503,6 +503,8 @@ def test_card_of_each_kind():
     assert "peft" not in card(kind="merged").split("## Versions")[0]
     assert 'folder = "me/mine"' in card(kind="merged")
     assert 'folder = "out"' in card(kind="merged", loads_from="out")
+    quantised = RECORD | {"settings": RECORD["settings"] | {"load_in_4bit": True}}
+    assert "BitsAndBytesConfig" in card(record=quantised) and "BitsAndBytesConfig" not in card()
     assert "llama-cli" in card(kind="gguf") and "library_name" not in card(kind="gguf")
     assert "which is not on the hub" in card(loads_on=None)
     assert "supervised fine-tuning" in card(record=RECORD | {"settings": {"stage": "sft"}})
