@@ -166,7 +166,7 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
         return
     show(plan_text(plan, count, why))
     show(cost_text(plan, left, count))
-    show("Stop it whenever you like: the same command resumes it.\n")
+    show("You can stop at any time: the same command resumes.\n")
     cores = len(os.sched_getaffinity(0))
     threads = 1 if plan.task.is_small or has_gpu() else max(1, cores // count)
     said: list[str] = []
