@@ -53,6 +53,7 @@ def finished(tmp_path_factory):
     return folder, done
 
 
+@pytest.mark.long
 def test_quickstart_leaves_everything_it_promises(finished):
     folder, done = finished
     out = folder / "run"
@@ -73,6 +74,7 @@ def test_quickstart_leaves_everything_it_promises(finished):
         assert part in done.stdout
 
 
+@pytest.mark.long
 def test_second_run_says_that_it_is_complete(finished, capsys):
     folder, first = finished
     assert main(["quickstart", "--smoke", "--out", str(folder / "run")]) == 0
@@ -102,6 +104,7 @@ def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
     assert [name for name in one if one[name] != other[name]] == []
 
 
+@pytest.mark.long
 def test_folder_with_other_settings_is_refused(finished, capsys):
     assert main(["quickstart", "--out", str(finished[0] / "run")]) == 2
     error = capsys.readouterr().err

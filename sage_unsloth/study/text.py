@@ -51,8 +51,8 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
     name, item = next(iter(report["sets"].items()))
     baseline, k = report["baseline"], str(item["k"])
     lines = [
-        f"On {name}, {item['num_problems']} problems; k = {k} is the largest with n >= 2k that "
-        "blind guessing cannot reach."
+        f"On {name}, {item['num_problems']} problems; k = {k} is the largest that blind guessing "
+        "cannot reach."
     ]
     for point, row in item["points"].items():
         if point == START:

@@ -75,7 +75,10 @@ def test_the_list_of_attacks_has_every_class():
     assert len({(row["program"], row["tests"]) for row in HOSTILE}) == len(HOSTILE)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "as it is")) for name in KERNELS],
+)
 def test_no_hostile_program_is_right_or_changes_anything(kernel):
     arguments, classes = KERNELS[kernel]
     first, *results = run_hostile(*arguments, *classes)

@@ -134,6 +134,7 @@ def assert_agree(of_unsloth, of_trl, names, scored):
             assert_same(kept, of_oracle(kept, name, scored), 1e-5, name)
 
 
+@pytest.mark.long
 def test_every_guide_with_every_penalty_and_credit(both, scored):
     names = list(combinations(every=False))
     assert len(names) == 6 * 5 + 4 * len(REVERSE) and {name[2] for name in names} == {*LOSS_TYPES}
@@ -151,6 +152,7 @@ def test_every_combination_of_guide_penalty_reduction_and_credit(
     check_they_differ(of_trl, names)
 
 
+@pytest.mark.long
 def test_combinations_differ(both):
     check_they_differ(both[1], combinations(every=False))
 
@@ -164,6 +166,7 @@ def check_they_differ(found, names):
     assert all(len({name[0] for name in same}) == 1 for same in losses.values()), losses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_training_runs(both, name):
     unsloth, trl = (of[name] for of in both)

@@ -75,7 +75,7 @@ EXPECTED = {
     "grpo-sft": {"beta": 0.0, "rehearsal": "sft", "rehearsal_coef": 1.0},
     "grpo-entropy": {"entropy_coef": 0.001},
 }
-AT_ONCE = ("grpo", "sage-branch", "maxrl", "dph-rl")
+AT_ONCE = ("sage-branch",)
 """Trained on every run of the tests; the others with the long ones."""
 NOT_IN_THE_PAPER = {
     "grpo-reverse-kl",

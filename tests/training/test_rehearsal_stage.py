@@ -137,6 +137,7 @@ def test_a_killed_run_with_dropout_goes_on_to_the_same_weights(merged, tmp_path,
         assert torch.equal(weight, expected[name]), name
 
 
+@pytest.mark.long
 def test_a_run_without_the_setting_samples_and_logs_nothing(merged, tmp_path):
     config = replace(RLVR, rehearsal_coef=0.0, rehearsal="forward-kl", max_steps=1)
     rlvr(config, merged, TRAIN, tmp_path)
@@ -158,6 +159,7 @@ def test_no_more_problems_are_sampled_than_asked_for(merged, tmp_path):
     assert len(read_jsonl(tmp_path / REHEARSAL)) == 5 * 4
 
 
+@pytest.mark.long
 def test_where_no_completion_can_be_stored_the_remedy_is_named(merged, tmp_path):
     impossible = [row | {"answer": "-1"} for row in TRAIN[:8]]
     config = replace(RLVR, preflight_prompts=0)
