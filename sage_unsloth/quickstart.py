@@ -46,14 +46,14 @@ def add_quickstart(commands: Any) -> None:
     text = "SFT, GRPO, SAGE-Branch and pass@k on the embedded task"
     parser = commands.add_parser("quickstart", help=text)
     parser.add_argument("--out", default="runs/quickstart", help="folder (default: %(default)s)")
-    text = "half a minute; only shows that it works"
+    text = "half a minute; only checks that everything works"
     parser.add_argument("--smoke", action="store_true", help=text)
     parser.add_argument(
         "--algorithms",
         nargs="+",
         default=list(QUICKSTART_ALGORITHMS),
         metavar="NAME",
-        help="rows of `train --list` to compare (default: grpo sage-branch)",
+        help="algorithms of `train --list` to compare (default: grpo sage-branch)",
     )
     add_set(parser, "RL settings for each of them, such as beta=0.5 max_steps=200")
     add_processes(parser)
@@ -177,7 +177,7 @@ def _run(
     print(f"\n{family_tables(report)}\n")
     print(
         f"Written to {out}: report.json, pass_at_k.png, training.png, samples/, evaluation/\n"
-        f"The problems, one by one: {out / 'evaluation' / 'comparison.html'}\n"
+        f"Every problem with completions: {out / 'evaluation' / 'comparison.html'}\n"
         f"Next: python -m sage_unsloth {shlex.join(['analyze', str(out)])}"
     )
     return report

@@ -93,7 +93,7 @@ def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
     done = command(*arguments, folder=tmp_path, PYTHONHASHSEED="2")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "one after another: a further process would take longer" in finished[1].stdout
-    assert "side by side, 2 at a time: as asked for." in done.stdout
+    assert "in parallel, 2 at a time: as requested." in done.stdout
     assert done.stderr.count("Loading Unsloth.") == 3, "what a process logs is passed on"
     for name in quickstart.MODEL_NAMES[1:]:
         assert f"{name}: 2step" in done.stderr.replace(" ", "") or "2/2" in done.stderr

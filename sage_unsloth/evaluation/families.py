@@ -113,7 +113,7 @@ def family_tables(report: Mapping[str, Any]) -> str:
         "",
         "Intervals: 95 %, over problems, paired for differences. Each method was "
         "trained with one seed,",
-        "so a difference between methods says nothing about other seeds.",
+        "so another seed may give another difference between methods.",
     ]
     return "\n".join(lines)
 

@@ -28,7 +28,7 @@ class Preview:
         records: one per completion: `completion`, `grade`, `extracted`, `gold` and so on.
         shares: `solve_rate`, `format_rate`, `dead_groups` and so on (`training.preflight.signal`),
             and the mean of each custom reward.
-        entropies: of the policy before each token that the guide was applied to, nats.
+        entropies: the policy's entropy before each token that the guide was applied to, nats.
         log_guides: log q of each of these tokens.
     """
 
@@ -67,14 +67,15 @@ def preview(
     They are stored in `file` and sampled only once.
 
     Args:
-        rows: of `load_dataset`; `num_prompts` of them are used, evenly spaced.
-        file: a .jsonl for the completions.
-        args: of the trainer, for the sampling settings; None takes `SamplingConfig`'s defaults.
-        reward: of `rewards`; None for only the checked answer.
-        guide: shows where it would act; needs a policy with an adapter.
+        rows: from `load_dataset`; `num_prompts` of them are used, evenly spaced.
+        file: .jsonl file for the completions.
+        args: the trainer's arguments, for the sampling settings; None uses the defaults of
+            `SamplingConfig`.
+        reward: from `rewards`; None checks only the answer.
+        guide: shows where this guide would act; needs a policy with an adapter.
         prompt: defines the tags of an answer.
         num_prompts: None uses all rows.
-        sampling: fields of `SamplingConfig`, which win over `args`.
+        sampling: fields of `SamplingConfig`, which override `args`.
     """
     from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
     from sage_unsloth.sampling.record_sets import sample_and_grade

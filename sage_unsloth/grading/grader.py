@@ -29,14 +29,16 @@ def grading_workers() -> int:
 
 
 class Grader:
-    """Grades completions, from any thread; a context manager that stops its workers.
+    """Grades completions. Use it as a context manager, which stops its workers; thread-safe.
 
     Args:
-        workers: processes, started by the first answer that needs one.
-        time_limit: seconds for one answer in a worker, which is then killed and replaced.
-        memory_limit_gib: address space of one worker, which needs about .1 GiB.
-        boxed: extract answers by the rules of evaluation (`extraction`).
-        checker: decides whether an answer is correct.
+        workers: number of processes; they start with the first answer that needs one.
+        time_limit: seconds for one answer in a worker; after that the worker is killed and
+            replaced.
+        memory_limit_gib: address space of one worker, which itself needs about .1 GiB.
+        boxed: extract answers by the rules of evaluation (`extraction`), not of training.
+        checker: the verifier, which decides whether an answer is correct.
+        prompt: defines the tags of an answer.
     """
 
     def __init__(
@@ -198,6 +200,6 @@ def grade_golds(grader: Grader, answers: Sequence[str], golds: Sequence[str]) ->
 
 
 def grade(completion: str, answer: str, *, time_limit: float = 5.0) -> Grade:
-    """Grades one completion (`time_limit` in seconds); for many, use one `Grader`."""
+    """Grades one completion (`time_limit` in seconds). For many completions use a `Grader`."""
     with Grader(time_limit=time_limit) as grader:
         return grader.grade_many([completion], [answer])[0]

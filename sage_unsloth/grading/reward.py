@@ -15,8 +15,8 @@ class SolutionReward:
 
     Attributes:
         required_columns: columns that the data set must have, checked by `guided_kl`.
-        last_batch: `prompt`, `completion`, `answer`, `extracted`, `grade`, `kind` and `grader` of
-            each completion of the last call.
+        last_batch: for each completion of the last call, its `prompt`, `completion`, `answer`,
+            `extracted`, `grade`, `kind` and `grader`.
     """
 
     __name__ = "solution_reward"  # TRL names the metric after it

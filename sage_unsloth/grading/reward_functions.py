@@ -29,9 +29,9 @@ class Reward:
     """One reward of a run.
 
     Attributes:
-        function: a custom function in TRL's form; None for the checked answer.
-        weight: its factor in the total reward; 0 only logs it.
-        name: used in the log; the function's name if empty.
+        function: your own function in TRL's form; None checks the answer.
+        weight: factor in the total reward; with 0 the reward is only logged.
+        name: name in the log; if empty, the function's name.
     """
 
     function: Callable[..., Any] | None = None

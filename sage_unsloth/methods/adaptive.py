@@ -31,14 +31,14 @@ TARGET_METRICS = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
 class AdaptiveGuide:
     """log q_t = clip(κ · log q_t of `guide`, log q_min, log q_max), with κ adapted to a target.
 
-    "log_guide" keeps the mean log q_t per token, so that the guide acts as much at the end of a run
-    as at its start. "entropy" keeps the policy's mean entropy, which assumes that a stronger guide
-    raises entropy, as Branch does; otherwise κ runs into its bounds. If the guide touches no token
-    at all, no κ helps: lower its threshold.
+    "log_guide" keeps the mean log q_t per token constant, so that the guide acts as strongly at the
+    end of a run as at its start. "entropy" keeps the policy's mean entropy constant. This assumes
+    that a stronger guide raises entropy, as Branch does; otherwise κ runs into its bounds. If the
+    guide changes no token at all, no κ helps; lower its threshold instead.
 
     Attributes:
-        guide: whose log q is scaled.
-        target: of the mean, nats per token; positive.
+        guide: the guide whose log q is scaled.
+        target: value of the mean to keep, nats per token; positive.
         keeps: "log_guide" or "entropy".
         gain: share of the error by which κ moves in one step; 0.1 as in the reference.
         min_strength, max_strength: bounds of κ; 0 < min <= 1 <= max, as κ starts at 1.

@@ -42,7 +42,7 @@ DEAD = "advantages/dead_groups"
 
 @contextmanager
 def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
-    """Within this context, the advantages of each rollout batch of training are the rule's.
+    """Within this context, this rule computes the advantages of each training rollout batch.
 
         with advantages_by(trainer, "pkpo,k=4"), guided_kl(trainer, guide):
             trainer.train()

@@ -135,9 +135,9 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = SHARE_DIFF
     needs += f"Σ log q that differs by {dose.needed_spread(beta, gap):.3g} nats"
     if credit == "token":
         return (
-            f"{facts} With credit='token' a guide that depends on the prefix acts as β "
+            f"{facts} With credit='token' a guide that depends only on the prefix acts like β "
             # Per token a q(s_t) multiplies the pull towards π_ref, so in the mean it scales β.
-            f"{beta * dose.guide_mean:.4g} would instead of {beta:g}, so it cannot change which "
+            f"{beta * dose.guide_mean:.4g} instead of {beta:g}, so it cannot change which "
             f"solutions survive. With credit='sequence' it would need {needs}."
         )
     worth = (
@@ -146,11 +146,11 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = SHARE_DIFF
     if dose.payment(beta) < gap:
         text = (
             f"{facts} At β {beta:g} this guide cannot change which solutions survive: {worth}, "
-            f"less than a way earns that solves {gap:g} more of the rows. It would need {needs} "
-            f"instead of {dose.spread:.3g}."
+            f"less than what a method gains that solves {gap:g} more of the rows. It would need "
+            f"{needs} instead of {dose.spread:.3g}."
         )
     else:
         text = f"{facts} At β {beta:g} this guide can change which solutions survive: {worth}."
     if dose.correct is not None and dose.wrong is not None and dose.wrong > dose.correct:
-        text += " It pays wrong completions more than correct ones."
+        text += " It favours wrong completions over correct ones."
     return text

@@ -66,7 +66,7 @@ def why_not_chosen(**run: bool) -> str | None:
 
 
 def choose_rollouts(expected: str, **run: bool) -> str:
-    """The engine, "vllm" or "transformers"; the log says why "auto" falls back.
+    """The engine, "vllm" or "transformers". If "auto" chooses transformers, the log says why.
 
     Args:
         expected: one of `ROLLOUTS`.

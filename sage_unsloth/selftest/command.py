@@ -15,12 +15,12 @@ def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace]
         "vLLM, resuming, export; ten minutes at most, no network",
     )
     parser.add_argument(
-        "--again", action="store_true", help="with --deep: also what has passed before"
+        "--again", action="store_true", help="with --deep: repeat checks that have passed, too"
     )
     parser.add_argument(
         "--out",
         default=SELFTEST_FILE,
-        help="with --deep: the record, which can be sent (default: %(default)s)",
+        help="with --deep: file for the report, which you can send (default: %(default)s)",
     )
 
     def choose(options: argparse.Namespace) -> int:

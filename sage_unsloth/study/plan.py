@@ -209,7 +209,7 @@ def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
     text = f"{len(jobs)} processes left: {steps:,} steps and {completions:,} completions to grade"
     pace = measured_pace(plan)
     if not pace:
-        return f"{text}. How long that takes is known after the first run."
+        return f"{text}. The time is estimated after the first run."
     seconds = steps * pace["step"] + completions * pace["completion"]
     seconds = (seconds + len(jobs) * UNIT_SECONDS["start"]) / count
     whose = f"the pace of {pace['run']}" if "run" in pace else "the pace of an idle core"

@@ -59,21 +59,21 @@ def study(
     Args:
         out: folder; a later call may add methods, seeds and claims.
         methods: see `points`; the first point is the baseline.
-        task: an embedded task, `module:name`, or a `Task`; None for data of your own.
-        seeds: training seeds of every point.
-        first_seed: the seeds count from here.
-        claims: `A>B@K`, the comparisons that the study is run for.
+        task: an embedded task, `module:name`, or a `Task`; None for your own data.
+        seeds: number of training seeds of every point.
+        first_seed: the first of these seeds.
+        claims: the comparisons that the study should decide, each as `A>B@K`.
         free: variants of the baseline without training, from `plan.FREE_VARIANTS`.
         processes: runs at a time; None for as many as cores and memory allow.
         reduced: fewer methods and seeds by default.
-        smoke: a size that only shows that everything works.
-        report_only: report on the seeds that are complete.
+        smoke: a minimal size that only checks that everything works.
+        report_only: only report on the seeds that are complete.
         show: called with each text for the terminal.
-        own: arguments of `tasks.own_task`, for data of your own.
+        own: arguments of `tasks.own_task`, for your own data.
 
     Raises:
-        ValueError: bad input, named before anything is trained; another study's folder.
-        SideBySideError: a run failed; complete runs stay, and the next call resumes.
+        ValueError: invalid input, before anything is trained, or the folder of another study.
+        SideBySideError: a run failed; complete runs remain, and the next call resumes.
     """
     if unknown := set(free) - set(FREE_VARIANTS):
         raise ValueError(
@@ -168,7 +168,7 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
         return
     show(plan_text(plan, count, why))
     show(cost_text(plan, left, count))
-    show("Stop it whenever you like: the same command resumes it.\n")
+    show("You can stop at any time: the same command resumes.\n")
     cores = len(os.sched_getaffinity(0))
     threads = 1 if plan.task.is_small or has_gpu() else max(1, cores // count)
     said: list[str] = []

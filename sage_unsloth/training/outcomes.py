@@ -162,8 +162,8 @@ COURSE = {
 def finished_text(out: str | Path, trained: Path) -> str:
     """Printed when a finished run is started again."""
     return (
-        f"{out} is finished: {trained}. It is not trained again: its settings and rows are "
-        "checked, and its results shown. Use another --out for a new run.\n"
+        f"{out} is finished: {trained}. It is not trained again; its settings and rows are "
+        "checked and its results shown. Use another --out for a new run.\n"
     )
 
 
@@ -183,8 +183,8 @@ def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
     if share is None or share <= 0.5:
         return ""
     return (
-        f"{share:.0%} of the last completions hold no readable answer, and are never "
-        f"rewarded: {answers_remedy(prompt)}. completions.jsonl shows what they wrote"
+        f"{share:.0%} of the last completions have no readable answer and are never "
+        f"rewarded: {answers_remedy(prompt)}. completions.jsonl shows what the model wrote"
     )
 
 

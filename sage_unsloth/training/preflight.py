@@ -69,9 +69,9 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
 def answers_remedy(prompt: PromptFormat) -> str:
     """What to do if completions lack the tags or the box of an answer."""
     if prompt.solution is None:
-        return "run SFT first, or longer: it teaches to put the answer in \\boxed{}"
+        return "run SFT first, or longer: it teaches the model to put the answer in \\boxed{}"
     return (
-        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}. Or use marks "
+        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}. Or use tags "
         "that the model already writes, such as \\boxed{} (--tags boxed)"
     )
 
@@ -108,15 +108,15 @@ def suggest_fixes(
         place = r"one answer in \boxed{}" if prompt.solution is None else "a complete solution tag"
         seen = f" ({boxed:.0%} put their answer into a box instead)" if boxed else ""
         result.append(
-            f"only {values['format_rate']:.0%} of the completions hold {place}{seen}, and no other "
-            f"is ever rewarded: {answers_remedy(prompt)}"
+            f"only {values['format_rate']:.0%} of the completions have {place}{seen}, and the "
+            f"others are never rewarded: {answers_remedy(prompt)}"
         )
     if values["dead_groups"] > 0.8:
         # Groups without a signal are all correct or all wrong; the solve rate says which.
         often = values.get("solve_rate", 0) >= 0.5
         direction = "harder problems" if often else "easier problems or more SFT"
         result.append(
-            f"{values['dead_groups']:.0%} of the groups have no signal (all advantages are 0): use "
+            f"{values['dead_groups']:.0%} of the groups are dead (all advantages are 0): use "
             f"{direction}, or raise num_generations"
         )
     return result
@@ -256,9 +256,9 @@ def _reward_warning(untold: float) -> list[str]:
         return []
     return [
         f"in {untold:.0%} of the groups the answers are all correct or all wrong, so only your "
-        "other rewards rank the completions, and dividing by the group's deviation makes them as "
-        "strong as correct answers. Give them for correct answers only, use problems that are "
-        "sometimes solved, or set scale_rewards=none"
+        "other rewards rank the completions, and dividing by the group's standard deviation makes "
+        "them as strong as correct answers. Give them only for correct answers, use problems that "
+        "are sometimes solved, or set scale_rewards=none"
     ]
 
 

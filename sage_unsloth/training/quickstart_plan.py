@@ -50,12 +50,12 @@ def plan(
     lines = [f"Quickstart -> {out}"]
     lines += [f"  {number}. {name:<12} {text}" for number, (name, text) in enumerate(parts, 1)]
     if len(runs) > 1:
-        how = "one after another" if count == 1 else f"side by side, {count} at a time"
-        lines += [f"The RL runs go {how}: {why}."]
+        how = "one after another" if count == 1 else f"in parallel, {count} at a time"
+        lines += [f"The RL runs train {how}: {why}."]
     lines += [
-        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}). The bars show this "
-        "machine's own pace.",
-        "Stop it whenever you like: the step in flight is saved first, and the same command "
-        "resumes from there.\n",
+        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}). The progress bars show "
+        "the pace of this machine.",
+        "You can stop at any time: the current step is saved first, and the same command resumes "
+        "from there.\n",
     ]
     return "\n".join(lines)

@@ -89,7 +89,7 @@ def run_rlvr(
             π_ref see `starting.starting_point`.
         data, path, columns, limit: see `corpora.rl_rows`; the embedded model has its own data.
         memory: of the GPU, GiB, for the plan; None asks the GPU.
-        smoke: a run of seconds that only shows that everything works.
+        smoke: a run of seconds that only checks that everything works.
         force: train even if the preflight finds nothing to learn from; implied by `smoke`.
         rewards, callbacks: see `rlvr`.
         eval_file: rows for the held-out curve, in the columns of `path`; None holds rows of the

@@ -59,7 +59,7 @@ def run_sft(
         model: a preset's name, a folder or a hub id.
         data, path, columns, limit: see `corpora.sft_rows`; the embedded model has its own data.
         held_out: rows for the comparison; 0 skips it.
-        smoke: a run of seconds that only shows that everything works.
+        smoke: a run of seconds that only checks that everything works.
         verifier, allow_unconfined: as for `run_rlvr`; if its golds are not answers, such as tests
             of a program, solutions are trained on as they are.
         command: the words of the command, for `run.json`.

@@ -92,7 +92,7 @@ def choose_processes(
     if stays := [job.name for job in jobs if not _can_travel(job)]:
         return 1, f"the guide of {', '.join(stays)} cannot be sent to another process"
     if processes is not None:
-        return min(processes, len(jobs)), "as asked for"
+        return min(processes, len(jobs)), "as requested"
     if not long:
         return 1, "a further process would take longer to start than a run takes"
     # Not cpu_count: a container may have fewer than the machine.

@@ -59,8 +59,8 @@ def test_what_is_cut_or_has_no_answer_is_named(unsloth_module, capsys):
     command = ["ask", "--model", BASE, "64*6=?", "--n", "2", "--temperature", "1"]
     assert main([*command, "--max-tokens", "4"]) == 0
     text = capsys.readouterr().out
-    assert text.count("answer: none in the form that was trained") == 2
-    assert text.count("cut after 4 tokens: raise --max-tokens") == 2
+    assert text.count("answer: none in the trained format") == 2
+    assert text.count("truncated after 4 tokens: raise --max-tokens") == 2
 
 
 @pytest.mark.parametrize(

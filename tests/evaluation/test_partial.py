@@ -82,7 +82,7 @@ def test_sets_from_before_rounds_keep_whole_problems(killed, tmp_path):
     path.write_text("".join(lines))
     result = compare_sets([killed], tmp_path / "out", partial=True)
     assert result["partial"] == {"toy": {"problems": 2, "of": 4, "samples": 6, "left_out": 12 + 3}}
-    line = "the 6 samples of 2 of 4 problems that all models have; what is missing may be what"
+    line = "the 6 samples of 2 of 4 problems that all models have; the missing ones may be"
     assert line in report_text(result)
 
 

@@ -203,12 +203,12 @@ def test_a_guide_whose_mean_cancels_is_not_one_that_did_nothing():
 def test_the_dose_of_correct_and_of_wrong_completions_apart(made):
     text = report_markdown(made[1]).partition("## Dose of the guides")[2]
     assert "Σ log q, correct | Σ log q, wrong |" in text and "| +0.125 | +0.500 |" in text
-    assert "Paid wrong completions more than correct ones: `sage-branch beta=0.05`" in text
+    assert "Favoured wrong completions over correct ones: `sage-branch beta=0.05`" in text
     data = records() | {
         "doses": [{"point": "sage-branch beta=0.05", "correct": 0.5, "wrong": None}]
     }
     text = report_markdown(make_report(data))
-    assert "| +0.500 | – |" in text and "Paid wrong" not in text
+    assert "| +0.500 | – |" in text and "Favoured wrong" not in text
 
 
 def test_one_seed_gives_intervals_and_no_verdict():

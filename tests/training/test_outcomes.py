@@ -118,7 +118,7 @@ def test_answers_that_cannot_be_read_are_a_column_and_get_advice():
     steps += [graded(19, correct=3, wrong=2, unparsable=3), graded(20, timed_out=1, unparsable=7)]
     assert [row["no answer"] for row in training_curve_rows(steps)] == ["1.000", "0.625"]
     assert advice(steps, PROJECT_PROMPT).startswith(
-        "62% of the last completions hold no readable answer"
+        "62% of the last completions have no readable answer"
     )
     assert advice([*steps[:-1], graded(20, wrong=5, unparsable=3)], PROJECT_PROMPT) == ""
 
