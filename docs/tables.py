@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from research import memory_count, mutation
+from research import gpu_lines, memory_count, mutation
 from research.cost import report as cost_report
 from research.theory import advantage_sizes
 from research.theory.optima import guided_optimum, per_token_optimum
@@ -330,6 +330,23 @@ def from_gpus(folder: Path = ROOT / RESULTS / "gpu") -> str:
     return markdown(gpu_report.GPU_COLUMNS, map(gpu_report.gpu_row, reports))
 
 
+def from_gpu_lines() -> str:
+    """Branches that only a GPU reaches, and what runs them there."""
+    counts = read("coverage", "gpu_lines.json")
+    rest = counts["never_ran_and_not_listed"]
+    largest = sorted(counts["open"].items(), key=lambda item: len(item[1]), reverse=True)[:4]
+    note = (
+        f"Of {counts['statements']:,} statements of the package {counts['ran']:,} ran in the "
+        f"README's test line on a CPU ({counts['environment']['date'][:10]}). "
+        f"{counts['never_ran_and_listed']} others stand behind a condition of this table. {rest:,} "
+        "do not: most are of the tests marked `long`, of `doctor --deep`, or of processes without "
+        "an environment, which coverage cannot see. The files with most of them: "
+        + ", ".join(f"`{file}` ({len(lines)})" for file, lines in largest)
+        + f". Both sides of {len(counts['both_ran'])} conditions ran: a test makes them true there."
+    )
+    return f"{markdown(*gpu_lines.table())}\n\n{note}"
+
+
 def from_memory_count() -> str:
     """Live bytes of one training step, counted on fake tensors, beside the plan's."""
     return memory_count.markdown_table(read("memory", "count.json")["rows"])
@@ -366,6 +383,7 @@ SOURCES: dict[str, Callable[[], str]] = {
     "settings-train": partial(from_settings, "train"),
     "settings-sft": partial(from_settings, "sft"),
     "gpus": from_gpus,
+    "gpu-lines": from_gpu_lines,
     "memory-count": from_memory_count,
 }
 

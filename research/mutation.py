@@ -41,7 +41,7 @@ source_paths = ["sage_unsloth"]
 only_mutate = ["sage_unsloth/{files}"]
 also_copy = ["research", "data", "docs", "notebooks", "tests"]
 pytest_add_cli_args = [
-    "-q", "-p", "no:cacheprovider", "-p", "research.mutation", "-m", "not long and not slow",
+    "-q", "-p", "no:cacheprovider", "-p", "research.mutation", "-m", "not long",
     "-k", "not a_run_reads_loads_and_checks_once", # it counts calls by names, which mutmut changes
     "-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true",
 ]

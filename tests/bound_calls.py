@@ -4,12 +4,9 @@ import ast
 import functools
 import importlib
 import inspect
-from pathlib import Path
 from typing import NamedTuple
 
-import sage_unsloth
-
-ROOT = Path(sage_unsloth.__file__).parent
+from research.gpu_lines import ROOT
 
 # As the source writes a callable: (module, its name there).
 UNSLOTH = {

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import sage_unsloth
 from sage_unsloth import front
 from sage_unsloth.models.embedded import locate_model
+from sage_unsloth.prompts import prompt_format
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "notebooks" / "src").glob("*.py"))
@@ -53,6 +55,20 @@ def test_a_file_of_ones_own_is_used_whole(tmp_path):
     assert len(sage_unsloth.load_dataset(str(file), columns=columns, limit=7).rows) == 7
 
 
+def test_solutions_are_taught_in_their_tags_if_they_fit(tmp_path):
+    file = tmp_path / "solved.jsonl"
+    long = " and".join(f" {i} is {i}" for i in range(99))
+    rows = [{"problem": "1+1=?", "solution": text, "answer": "2"} for text in ("1+1 is 2", long)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    prompt = prompt_format(tags=["think-answer"])
+    _, tokenizer = sage_unsloth.load_policy(locate_model("arithmetic-base"))
+    limits = {"tokenizer": tokenizer, "max_tokens": 200}
+    data = sage_unsloth.load_dataset(str(file), stage="sft", prompt=prompt, **limits)
+    (taught,) = data.dataset["completion"]
+    assert taught[0]["content"] == "<think>1+1 is 2</think><answer>2</answer>"
+    assert data.counts["whole row <= 200 tokens"] == 1
+
+
 def test_an_unknown_stage_is_refused():
     with pytest.raises(ValueError, match="stage must be 'rl' or 'sft', got 'rlhf'"):
         sage_unsloth.load_dataset("arithmetic", stage="rlhf")
@@ -78,6 +94,14 @@ def test_the_marked_defaults_are_not_those_of_the_trainer(unsloth_module, tmp_pa
     assert sage_unsloth.grpo_config(tmp_path, tokenizer, beta=0.2).beta == 0.2
 
 
+def accepts(answer, gold):
+    return True
+
+
+def length(completions, **columns):
+    return [2.0 for _ in completions]
+
+
 def test_from_rows_to_a_trained_adapter(unsloth_module, tmp_path, monkeypatch):
     """The calls of notebook 02 in a few lines; a second round trains and draws nothing."""
     from trl import GRPOTrainer
@@ -100,6 +124,15 @@ def test_from_rows_to_a_trained_adapter(unsloth_module, tmp_path, monkeypatch):
     assert len(look.records) == 8 and {"solve_rate", "dead_groups"} <= set(look.shares)
     assert len(look.entropies) == len(look.log_guides) > 0 and look.log_guides.max() > 0
     assert "solve_rate" in str(look)
+    of_ones_own = [{name: row[name] for name in ("problem", "answer")} for row in data.rows]
+    look = sage_unsloth.preview(
+        model, tokenizer, of_ones_own, "run/own.jsonl", num_prompts=4, num_samples=4,
+        max_completion_length=48, reward=sage_unsloth.rewards(["answer", length], verifier=accepts),
+    )  # fmt: skip
+    assert (
+        look.shares["solve_rate"] == look.shares["parsed_rate"] > 0 and look.shares["length"] == 2
+    )
+    assert {record["problem_id"] for record in look.records} == {f"look-{i}" for i in range(4)}
     trainer = GRPOTrainer(
         model=model, processing_class=tokenizer, reward_funcs=reward.functions,
         train_dataset=data.dataset, args=args,
@@ -112,6 +145,8 @@ def test_from_rows_to_a_trained_adapter(unsloth_module, tmp_path, monkeypatch):
     with sage_unsloth.guided_kl(trainer, guide):
         assert sage_unsloth.train(trainer, "run", reward=reward) == metrics
     assert [Path("run", name).read_bytes() for name in files] == before
+    with pytest.raises(ValueError, match=r"the folder of an SFT or RL run, with run.json, got run"):
+        sage_unsloth.save("run", "adapter", "exported")
 
 
 def test_reports_print_as_tables(tmp_path):

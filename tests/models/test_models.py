@@ -172,8 +172,10 @@ def adapter(unsloth_module, tmp_path_factory):
 
 
 def test_training_goes_on_from_an_adapter_as_it_was(adapter):
-    trained, _ = load_policy(BASE, adapter=adapter)
-    again, tokenizer = load_policy(BASE, lora=LoraSettings(), adapter=adapter)
+    tokenizer = load_tokenizer(BASE)
+    trained, given = load_policy(BASE, adapter=adapter, tokenizer=tokenizer)
+    assert given is tokenizer, "what is loaded already is not loaded again"
+    again, _ = load_policy(BASE, lora=LoraSettings(), adapter=adapter)
     ids = torch.tensor([tokenizer("17*6=?")["input_ids"]])
     with torch.no_grad():
         expected, found = trained(input_ids=ids).logits, again(input_ids=ids).logits

@@ -294,6 +294,9 @@ def test_no_benchmark_is_refused_for_its_golds(tmp_path):
     with Grader(checker=never) as grader:
         listed = check_golds(benchmark, grader)
     assert {row["why"] for row in listed} == {"not right for itself"} and len(listed) == 6
+    countdown = replace(benchmark, checker=get_verifier("countdown"))
+    with Grader() as grader, pytest.raises(ValueError, match="mine/0: a gold of countdown must be"):
+        check_golds(countdown, grader)
 
 
 def test_a_gold_that_is_no_integer_is_listed(tmp_path):

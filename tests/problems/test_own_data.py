@@ -2,6 +2,7 @@
 is loaded.
 """
 
+import argparse
 import hashlib
 import json
 from datetime import date
@@ -19,6 +20,7 @@ from sage_unsloth.problems import own_data
 from sage_unsloth.problems.benchmarks import load_benchmark
 from sage_unsloth.problems.columns import Columns, parse_columns
 from sage_unsloth.problems.corpora import rl_rows, sft_rows
+from sage_unsloth.problems.options import prompt_of
 from sage_unsloth.problems.sources import Source
 from sage_unsloth.prompts import PROJECT_PROMPT, prompt_format
 
@@ -53,6 +55,20 @@ def test_the_answer_is_taken_out_by_a_pattern(gsm8k):
         "answer can be graded": 40,
     }
     assert found.provenance["answer_pattern"] == HASHES and len(found.provenance["sha256"]) == 64
+
+
+def test_a_system_prompt_is_a_text_or_a_file_of_one(tmp_path):
+    def asked(text):
+        return prompt_of(argparse.Namespace(system_prompt=str(text), tags=["boxed"])).system
+
+    file = tmp_path / "prompt.txt"
+    file.write_text("Add the numbers.\n")
+    assert asked(file) == asked("Add the numbers.") == "Add the numbers."
+    with pytest.raises(ValueError, match=r"but there is no file .*other\.txt"):
+        asked(tmp_path / "other.txt")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="must be text, or a file of text, got"):
+        asked(file)
 
 
 def test_the_record_says_where_rows_are_from_and_what_each_filter_left(gsm8k):

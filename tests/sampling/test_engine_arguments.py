@@ -17,6 +17,7 @@ from sage_unsloth.runs.settings import parse_settings
 from sage_unsloth.sampling.engine_arguments import (
     check_temperature,
     engine_arguments,
+    lora_arguments,
     not_free,
     parse_arguments,
 )
@@ -71,6 +72,11 @@ def test_an_engine_on_a_processor_is_eager_and_takes_no_more_than_a_quarter():
     assert arguments["dtype"] == "float32" and arguments["max_model_len"] == 300
     assert arguments["enforce_eager"] and not arguments["enable_chunked_prefill"]
     assert 0 < arguments["kv_cache_memory_bytes"] <= psutil.virtual_memory().total / 4
+
+
+@pytest.mark.parametrize(("rank", "served"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32)])
+def test_an_adapter_is_served_with_the_next_rank_that_vllm_knows(rank, served):
+    assert lora_arguments([1, rank])["max_lora_rank"] == served
 
 
 def model(folder, config, tensors=None):
