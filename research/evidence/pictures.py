@@ -33,7 +33,9 @@ def draw(report: Mapping[str, Any], out: Path) -> None:
         return
     panels = {
         name: {
-            point: {int(k): Estimate(**level) for k, level in row["level"].items()}
+            "SFT" if point == START else point: {
+                int(k): Estimate(**level) for k, level in row["level"].items()
+            }
             for point, row in item["points"].items()
             if point in CURVES
         }

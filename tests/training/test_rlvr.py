@@ -349,16 +349,19 @@ def test_every_other_setting_reaches_trainer_adapter_and_unsloth(merged, tmp_pat
     assert os.environ["UNSLOTH_GRPO_LOGPROB_RECOMPUTE"] == "0"
 
 
+@pytest.mark.long
 def test_the_reference_can_be_the_base_model(merged, tmp_path):
     """Training continues the SFT adapter; π_ref is the model below it, so the first KL is that
     of the SFT.
     """
+    further = replace(CONFIG.sft, max_steps=4, warmup_steps=0, learning_rate=5e-3)
+    model = sft(further, BASE, arithmetic.problems("sft"), tmp_path / "sft")
     config = replace(RLVR, max_steps=1, reference="base")
-    adapter = merged.parent / "adapter"
+    adapter = tmp_path / "sft" / "adapter"
     rlvr(config, BASE, TRAIN, tmp_path / "base", BranchGuide(), adapter=adapter)
-    rlvr(replace(config, reference="sft"), merged, TRAIN, tmp_path / "rl", BranchGuide())
+    rlvr(replace(config, reference="sft"), model, TRAIN, tmp_path / "rl", BranchGuide())
     against_base, against_sft = (read_metrics(tmp_path / name)[0] for name in ("base", "rl"))
-    assert against_base["kl/ref_k3"] > 1e-5 and against_sft["kl/ref_k3"] < 1e-7
+    assert against_base["kl/ref_k3"] > 1e-3 and against_sft["kl/ref_k3"] < 1e-7
     assert against_base["reward"] == against_sft["reward"], "the same policy, the same completions"
 
 

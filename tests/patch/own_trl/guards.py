@@ -63,6 +63,21 @@ def test_nothing_of_the_patch_imports_unsloth():
 # --- Refusals ---
 
 
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        ({"use_bias_correction_kl": True}, {"guide": BRANCH}, "True for kl_estimator 'k3-is'"),
+        ({}, {"kl_estimator": "k2", "k3_bounded": True}, "bounded is for the estimators"),
+        ({"rows": [{"text": "a"}] * 8}, {"guide": BRANCH}, "must have a column 'prompt'"),
+    ],
+    ids=["estimator", "bound", "column"],
+)
+def test_what_the_trainer_contradicts_is_refused(make_trainer, settings, options, message):
+    trainer = make_trainer(**settings)
+    with pytest.raises(ValueError, match=message), with_methods(trainer, **options):
+        pass
+
+
 def test_another_trainer_is_refused():
     class Trainer:
         pass
