@@ -18,10 +18,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from research import gpu_lines, many_gpus, memory_count, mutation
-from research.benchmark import text as evidence_text
+from research import gpu_lines, memory_count, mutation
 from research.cost import report as cost_report
-from research.frontier import text as frontier_text
 from research.theory import advantage_sizes
 from research.theory.optima import guided_optimum, per_token_optimum
 from research.theory.support import own_guide_optimum, tree_example
@@ -45,12 +43,12 @@ NOTE = "<!-- Generated: python docs/tables.py -->"
 
 def from_algorithms() -> str:
     """What each algorithm changes against plain GRPO."""
-    return algorithms.markdown_table()
+    return algorithms.algorithm_table()
 
 
 def from_settings(command: str) -> str:
     """Settings of a command."""
-    return settings.markdown_table(STAGES[command])
+    return settings.settings_tables(STAGES[command])
 
 
 def from_advantages() -> str:
@@ -62,12 +60,6 @@ def from_advantages() -> str:
 def from_plan() -> str:
     """Model by card: what is needed, and the settings that fit."""
     rows = what_fits()
-    return markdown(list(rows[0]), (row.values() for row in rows))
-
-
-def from_many_gpus() -> str:
-    """A step on 1, 8 and 64 cards, on paper."""
-    rows = many_gpus.table()
     return markdown(list(rows[0]), (row.values() for row in rows))
 
 
@@ -106,27 +98,7 @@ def share(value: float) -> str:
 
 def from_quickstart() -> str:
     """pass@k, differences and ways of working of the committed quickstart."""
-    return f"```\n{quickstart.summary(read('quickstart', 'report.json'))}\n```"
-
-
-def from_benchmark(task: str) -> str:
-    """Levels, differences and the verdicts on the paper's claims."""
-    folder = RESULTS / "benchmark" / task
-    shown = Path("..", "..", folder).as_posix()
-    return evidence_text.readme_section(read("benchmark", task, "report.json"), shown)
-
-
-def from_frontier(task: str) -> str:
-    """Points, what each method keeps, guides: on fresh problems, if any ran, and in the pilot."""
-    folder = RESULTS / "frontier" / task
-    return "\n\n".join(
-        frontier_text.section(
-            read("frontier", task, problems, "report.json"),
-            Path("..", "..", folder, problems).as_posix(),
-        )
-        for problems in ("fresh", "pilot")
-        if (ROOT / folder / problems).is_dir()
-    )
+    return f"```\n{quickstart.family_tables(read('quickstart', 'report.json'))}\n```"
 
 
 def from_rows() -> str:
@@ -394,12 +366,8 @@ SOURCES: dict[str, Callable[[], str]] = {
     "algorithms": from_algorithms,
     "advantages": from_advantages,
     "plan": from_plan,
-    "many-gpus": from_many_gpus,
     "theory": from_theory,
     "quickstart": from_quickstart,
-    "benchmark-arithmetic": partial(from_benchmark, "arithmetic"),
-    "frontier": partial(from_frontier, "arithmetic"),
-    "frontier-countdown": partial(from_frontier, "countdown"),
     "rows": from_rows,
     "cost": from_cost,
     "grading-speed": from_grading,

@@ -1,43 +1,42 @@
-"""Draws the figures of committed results from their records.
+"""Writes the reports and figures of committed records, and the pictures of docs/method.md.
 
     python -m research.redraw data/results/benchmark/arithmetic data/results/frontier/*/fresh
+    python -m research.redraw data/results/frontier docs/pictures
 
-A folder is that of a benchmark or of a frontier, with its `records.json`, or `docs/pictures`. The
-repository has the figures that stand on a page; this draws all of them.
+A folder with `records.json` gets `report.json`, `report.md` and its figure; that of the frontiers
+the two pictures of several of them; `docs/pictures` what the guides and the theory give.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sage_unsloth.runs.files import read_json
+from research.evidence import pictures
+from research.evidence.report import make_report, markdown
+from sage_unsloth.runs.files import read_json, write_json, write_text
 
 
 def redraw(folder: Path) -> None:
-    """Every figure of a folder of results, with its table.
+    """Every report and figure of a folder.
 
     Raises:
-        ValueError: the folder has no `records.json`.
+        ValueError: the folder has no records.
     """
     if folder.name == "pictures":
-        from research.method_pictures import draw as draw_pictures
+        from research.method_pictures import draw
 
-        draw_pictures(folder)
-        return
-    records = folder / "records.json"
-    if not records.is_file():
+        draw(folder)
+    elif (folder / "records.json").is_file():
+        report = make_report(folder)
+        write_json(folder / "report.json", report)
+        write_text(folder / "report.md", markdown(report))
+        pictures.draw(report, folder)
+    elif files := sorted(folder.glob("*/fresh/report.json")):
+        reports = [read_json(file) for file in files]
+        pictures.draw_crossing(reports[0], folder / "crossing.png")
+        pictures.draw_verdicts(reports, folder / "verdicts.png")
+    else:
         raise ValueError(f"a folder of results must hold records.json; {folder} holds none")
-    data = read_json(records)
-    if "problems" in data:  # only a frontier has a pilot and fresh problems
-        from research.frontier.figures import draw
-        from research.frontier.report import make_report
-
-        draw(make_report(data), folder)
-        return
-    from research.benchmark.figures import draw as draw_benchmark
-    from research.benchmark.report import make_report as make_benchmark_report
-
-    draw_benchmark(make_benchmark_report(data), folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -246,6 +246,17 @@ LONGEST = (
 )
 
 
+def pairs(first, second):
+    """Every pair of two tables' values, for `parametrize`: each of the first with one of the second
+    in turn, the others with the long tests.
+    """
+    return [
+        pytest.param(a, b, id=f"{x}-{y}", marks=[pytest.mark.long] * (j != i % len(second)))
+        for i, (x, a) in enumerate(first.items())
+        for j, (y, b) in enumerate(second.items())
+    ]
+
+
 @pytest.fixture(autouse=True)
 def modules_of_a_test_end_with_it():
     """Two tests may write a module of one name, each into a folder of its own."""

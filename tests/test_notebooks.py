@@ -2,8 +2,8 @@
 
 import ast
 import copy
-import csv
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -126,13 +126,10 @@ def test_no_picture_of_one_run_without_the_eight_seeds(source):
     text = " ".join(re.sub(r"^# ?", "", source.read_text(), flags=re.MULTILINE).split())
     if "pass_at_k.png" not in text and "plot_dynamics" not in text:
         return
-    table = ROOT / "data/results/benchmark/arithmetic/differences.csv"
-    with table.open() as file:
-        rows = {
-            row["k"]: row for row in csv.DictReader(file) if row["pair"] == "sage-branch - grpo"
-        }
+    report = json.loads((ROOT / "data/results/benchmark/arithmetic/report.json").read_text())
+    rows = report["sets"]["test"]["points"]["sage-branch"]["to_baseline"]
     for k in ("1", "32"):
-        mean, low, high = (f"{float(rows[k][name]):+.3f}" for name in ("mean", "low", "high"))
+        mean, low, high = (f"{rows[k][name]:+.3f}" for name in ("mean", "low", "high"))
         shown = f"{mean} [{low}, {high}]".replace("0.", ".").replace("-", "−")
         assert f"{shown} at pass@{k}" in text
     assert re.search(r"\*\*(This is one run|One run, one training seed)", text)

@@ -80,20 +80,12 @@ RUNS = {
 }
 
 
-def combinations(every=True):
-    """(guide, penalty, loss type, credit) as far as they go together: every one, or every guide
-    with every penalty and credit, each under one loss type, which goes round.
-    """
-    pairs = [
-        (guide, penalty, credit)
-        for guide, penalty in itertools.product(GUIDES, KL_ESTIMATORS)
-        for credit in ("token", "sequence")
-        if credit == "token" or (guide in CAUSAL and penalty in REVERSE)
-    ]
-    for number, (guide, penalty, credit) in enumerate(pairs):
-        place = number % len(LOSS_TYPES)
-        for loss in LOSS_TYPES if every else LOSS_TYPES[place : place + 1]:
-            yield guide, penalty, loss, credit
+def combinations():
+    """Every (guide, penalty, loss type, credit), as far as they go together."""
+    for guide, penalty in itertools.product(GUIDES, KL_ESTIMATORS):
+        for loss, credit in itertools.product(LOSS_TYPES, ("token", "sequence")):
+            if credit == "token" or (guide in CAUSAL and penalty in REVERSE):
+                yield guide, penalty, loss, credit
 
 
 def logged(values):
@@ -152,8 +144,8 @@ def run(trainer, options):
     return {"rows": rows, "gradients": [*gradients, weights]}
 
 
-def everything(build, folder, every):
-    """Combinations, and without `every` the runs, of trainers that `build` makes."""
+def everything(build, folder):
+    """Combinations and runs of trainers that `build` makes."""
     result = {}
     for rows in (None, EVEN):
         settings = {} if rows is None else {"rows": rows}
@@ -165,10 +157,10 @@ def everything(build, folder, every):
         )
         trainer.current_gradient_accumulation_steps = 1
         fix_rollouts(trainer)
-        for name in combinations(every):
+        for name in combinations():
             if (name[0] == "random") == (rows is EVEN):
                 result[name] = one_batch(trainer, name)
-    for name, (settings, options) in () if every else RUNS.items():
+    for name, (settings, options) in RUNS.items():
         accumulation = settings.get("gradient_accumulation_steps", 1)
         trainer = build(
             output_dir=str(folder),
@@ -185,6 +177,5 @@ def everything(build, folder, every):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    every = sys.argv[2] == "every"
-    torch.save(everything(build_trl_trainer, out / "run", every), out / "trl.pt")
+    torch.save(everything(build_trl_trainer, out / "run"), out / "trl.pt")
     assert "unsloth" not in sys.modules

@@ -4,7 +4,7 @@
     python -m research.variants.report                         # report on the committed records
 
 `FOLDER.json` holds the counts of every complete run that starts from one SFT model; `report.json`
-and `report.md` are computed from these files and from the records of the second verdict alone.
+is computed from these files and from the records of the second verdict alone.
 
 Shapes: S training seeds, P problems, U units.
 """
@@ -278,45 +278,6 @@ def make_report() -> dict[str, Any]:
     return report
 
 
-def markdown(report: Mapping[str, Any]) -> str:
-    """The report as tables."""
-    rows = report["rows"]
-    lines = [
-        "# Rows or loss, and the fork language",
-        "",
-        "Computed by `python -m research.variants.report` from the records beside this file. The",
-        "design is in `design.md`. 95 % intervals over training seeds and units of problems, and",
-        "over problems alone where there is one seed.",
-        "",
-        "## D4: training rows",
-        "",
-        f"SFT model: {_levels(rows['sft'])}.",
-        "",
-        *level_table(rows),
-    ]
-    families = list(rows["points"][0]["families"]["pass@1"])
-    lines += [
-        "",
-        "| rows | algorithm |" + "".join(f" {family} @1 | {family} @32 |" for family in families),
-    ]
-    lines.append("|" + "---|" * (2 + 2 * len(families)))
-    for row in rows["points"]:
-        values = [
-            f"{row['families'][f'pass@{k}'][family]:.3f}" for family in families for k in (1, 32)
-        ]
-        lines.append(f"| {row['rows']} | `{row['algorithm']}` | " + " | ".join(values) + " |")
-    lines += ["", "| claim | statement | difference | p | after Holm |", "|" + "---|" * 5]
-    for claim in rows["claims"]:
-        cells = [claim["claim"], claim["text"], "not run", "", ""]
-        if "p" in claim:
-            cells[2:] = [_signed(claim), f"{claim['p']:.2g}", f"{claim['p_holm']:.2g}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    for dialect in ("fork", "fork-twin"):
-        if dialect in report:
-            lines += _fork_lines(dialect, report[dialect])
-    return "\n".join(lines) + "\n"
-
-
 def level_table(rows: Mapping[str, Any]) -> list[str]:
     """The levels of D4 and their differences, as lines of Markdown."""
     lines = [
@@ -334,26 +295,6 @@ def level_table(rows: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _fork_lines(dialect: str, report: Mapping[str, Any]) -> list[str]:
-    lines = ["", f"## D1: {dialect}", "", f"SFT model: {_levels(report['sft'])}.", ""]
-    lines += ["| algorithm | β | seeds | pass@1 | pass@8 | pass@32 | forked way |"]
-    lines.append("|" + "---|" * 7)
-    for row in report["points"]:
-        values = [f"{row[name]:.3f}" for name in ("pass@1", "pass@8", "pass@32", "forked way")]
-        cells = [f"`{row['algorithm']}`", f"{row['beta']:g}", str(len(row["seeds"])), *values]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "`sage-branch-exact` − `grpo-exact` at the same β:", ""]
-    lines += ["| β | seeds | pass@1 | pass@8 | pass@32 | forked way |", "|" + "---|" * 6]
-    for pair in report["pairs"]:
-        values = [_signed(pair[name]) for name in ("pass@1", "pass@8", "pass@32", "forked way")]
-        lines.append(f"| {pair['beta']:g} | {len(pair['seeds'])} | " + " | ".join(values) + " |")
-    return lines
-
-
-def _levels(levels: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in levels.items())
-
-
 def _signed(result: Mapping[str, float] | None) -> str:
     if result is None:
         return ""
@@ -368,9 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("collected:", ", ".join(collect(options.runs)))
     report = make_report()
     write_json(RESULTS / "report.json", report)
-    text = markdown(report)
-    (RESULTS / "report.md").write_text(text)
-    print(text)
+    print("\n".join(level_table(report["rows"])))
     return 0
 
 

@@ -130,7 +130,7 @@ def test_loss_and_gradients_equal_the_oracle_and_the_strength_moves(make_trainer
         assert then == pytest.approx(now * (1 + 0.1 * min(max(1 - mean / 0.3, -0.2), 0.2)))
 
 
-@pytest.mark.parametrize("logging_steps", [1, 3])
+@pytest.mark.parametrize("logging_steps", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_resumed_run_goes_on_with_the_same_strength(make_trainer, tmp_path, logging_steps):
     def run(steps, folder, resume=None):
         guide = AdaptiveGuide(BRANCH, target=0.3)

@@ -499,15 +499,32 @@ def test_other_parameters_are_refused(make_trainer, monkeypatch):
 @pytest.mark.parametrize(
     ("guide", "settings", "options"),
     [
-        (None, {}, {}),
-        (BRANCH, {}, {}),
-        (BRANCH, {"loss_type": "dapo"}, {"log_entropy": True}),
-        (OF_REFERENCE, {}, {"log_entropy": False}),
-        (OF_REFERENCE, {"unsloth_grpo_mini_batch": 4}, {"log_entropy": True}),
-        (BRANCH, {"num_iterations": 2}, {"kl_estimator": "k2"}),
-        (OF_REFERENCE, SEQUENCE, {"credit": "sequence", "log_entropy": False}),
+        pytest.param(None, {}, {}, id="no-guide", marks=pytest.mark.long),
+        pytest.param(BRANCH, {}, {}, id="branch"),
+        pytest.param(
+            BRANCH, {"loss_type": "dapo"}, {"log_entropy": True}, id="dapo", marks=pytest.mark.long
+        ),
+        pytest.param(
+            OF_REFERENCE,
+            {},
+            {"log_entropy": False},
+            id="no-entropies-of-ours",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            OF_REFERENCE, {"unsloth_grpo_mini_batch": 4}, {"log_entropy": True}, id="mini-batches"
+        ),
+        pytest.param(
+            BRANCH,
+            {"num_iterations": 2},
+            {"kl_estimator": "k2"},
+            id="k2",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            OF_REFERENCE, SEQUENCE, {"credit": "sequence", "log_entropy": False}, id="sequence"
+        ),
     ],
-    ids=["no-guide", "branch", "dapo", "no-entropies-of-ours", "mini-batches", "k2", "sequence"],
 )
 def test_the_entropy_mask_drops_the_policy_term_alone(make_trainer, guide, settings, options):
     trainer = make_trainer(top_entropy_quantile=0.3, max_completion_length=24, **settings)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import pairs
 from oracle import Recording, train_and_check
 
 from sage_unsloth.methods.composed import with_methods
@@ -432,8 +433,13 @@ DEGENERATE = {
 }
 
 
-@pytest.mark.parametrize("name", [*GUIDES, "sequence"])
-@pytest.mark.parametrize("case", DEGENERATE)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    pairs(
+        {case: case for case in DEGENERATE},
+        {name: name for name in ("branch", "token", "random", "sequence", "none")},
+    ),
+)
 def test_degenerate_batches_train_as_the_plain_loss(make_trainer, case, name):
     prepare, settings = DEGENERATE[case]
     options = {}

@@ -11,6 +11,7 @@ import types
 
 import pytest
 import torch
+from conftest import pairs
 from oracle import Oracle, Recording, train_and_check
 
 from sage_unsloth.methods.own_penalty import POLICY_ONLY, check_switches
@@ -120,8 +121,7 @@ def test_q_of_one_with_entropies_is_the_unpatched_trainer(make_trainer, loss_typ
 # --- values and gradients against plain torch ---
 
 
-@pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize(("guide", "loss_type"), pairs(GUIDES, {name: name for name in LOSS_TYPES}))
 def test_loss_and_gradients_equal_the_oracle(make_trainer, loss_type, guide):
     oracle = train_and_check(
         make_trainer(loss_type=loss_type, max_steps=2, max_completion_length=24), guide
@@ -139,28 +139,30 @@ def test_loss_and_gradients_equal_the_oracle(make_trainer, loss_type, guide):
     assert any(touched), "a guide that does nothing proves nothing"
 
 
+SETTINGS = [
+    {"use_bias_correction_kl": True},
+    {"num_iterations": 2, "max_steps": 4},
+    {"num_iterations": 2, "max_steps": 4, "use_bias_correction_kl": True, "loss_type": "dapo"},
+    {"importance_sampling_level": "sequence", "num_iterations": 2},
+    {"gradient_accumulation_steps": 1},
+    {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4, "loss_type": "bnpo"},
+    {
+        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 4,
+        "loss_type": "dr_grpo",
+    },
+    {"mask_truncated_completions": True},
+    {"epsilon": 0.02, "epsilon_high": 0.1, "num_iterations": 3, "loss_type": "dapo"},
+    {"temperature": 0.7},
+]
+
+
 @pytest.mark.parametrize(
-    "guide", [None, BranchGuide(threshold=1.0), TokenGuide()], ids=["none", "branch", "token"]
-)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"use_bias_correction_kl": True},
-        {"num_iterations": 2, "max_steps": 4},
-        {"num_iterations": 2, "max_steps": 4, "use_bias_correction_kl": True, "loss_type": "dapo"},
-        {"importance_sampling_level": "sequence", "num_iterations": 2},
-        {"gradient_accumulation_steps": 1},
-        {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 4, "loss_type": "bnpo"},
-        {
-            "gradient_accumulation_steps": 4,
-            "per_device_train_batch_size": 4,
-            "loss_type": "dr_grpo",
-        },
-        {"mask_truncated_completions": True},
-        {"epsilon": 0.02, "epsilon_high": 0.1, "num_iterations": 3, "loss_type": "dapo"},
-        {"temperature": 0.7},
-    ],
-    ids=lambda s: "-".join(f"{k}={v}" for k, v in s.items()),
+    ("settings", "guide"),
+    pairs(
+        {"-".join(f"{k}={v}" for k, v in s.items()): s for s in SETTINGS},
+        {"none": None, "branch": BranchGuide(threshold=1.0), "token": TokenGuide()},
+    ),
 )
 def test_every_setting_equals_the_oracle(make_trainer, settings, guide):
     trainer = make_trainer(**{"max_steps": 3} | settings)

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import pairs, tiny_model
 from oracle import train_and_check
 
 from sage_unsloth.methods.composed import with_methods
@@ -31,18 +31,16 @@ REFERENCE_GUIDES = {
 }
 
 
-@pytest.mark.parametrize("guide", REFERENCE_GUIDES.values(), ids=REFERENCE_GUIDES)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
-        {"num_iterations": 2},
-        {"steps_per_generation": 2, "gradient_accumulation_steps": 1},
-        {"unsloth_grpo_mini_batch": 4, "temperature": 0.7},
-    ],
-    ids=["plain", "accumulation", "iterations", "off-policy", "mini-batches"],
-)
+SETTINGS = {
+    "plain": {},
+    "accumulation": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    "iterations": {"num_iterations": 2},
+    "off-policy": {"steps_per_generation": 2, "gradient_accumulation_steps": 1},
+    "mini-batches": {"unsloth_grpo_mini_batch": 4, "temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize(("settings", "guide"), pairs(SETTINGS, REFERENCE_GUIDES))
 def test_the_guide_sees_the_reference_after_shuffle_and_split(make_trainer, guide, settings):
     oracle = train_and_check(make_trainer(max_completion_length=24, **settings), guide)
     assert any(
@@ -162,7 +160,7 @@ def test_log_probs_over_a_part_of_the_vocabulary_stay_so(unsloth_module, name):
 
 
 def test_entropies_of_logits_by_slices(monkeypatch):
-    monkeypatch.setattr("sage_unsloth.patch.unsloth_scoring.LOGITS_AT_ONCE", 12)
+    monkeypatch.setattr("sage_unsloth.patch.unsloth_scoring.ENTROPY_PART", 12)
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]]]).repeat(3, 1, 1)
     found = entropies_of_logits(logits)
     assert found.shape == (3, 2)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from conftest import pairs
 from oracle import OLD
 
 from sage_unsloth.objective.guides import BranchGuide, TokenGuide
@@ -324,8 +325,13 @@ def test_unsloths_largest_chunk_is_kept(unsloth_module, calls):
     assert calls == [8], "15 rows, two at a time"
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-@pytest.mark.parametrize("guide", [None, BranchGuide(threshold=1.0), TokenGuide()])
+@pytest.mark.parametrize(
+    ("guide", "loss_type"),
+    pairs(
+        {"none": None, "branch": BranchGuide(threshold=1.0), "token": TokenGuide()},
+        {"grpo": "grpo", "dapo": "dapo"},
+    ),
+)
 def test_the_loss_is_what_unsloths_scorer_makes_it(make_trainer, calls, guide, loss_type):
     """Plain, and within `guided_kl`, from inside and from outside."""
     found = []

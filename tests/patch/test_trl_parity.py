@@ -10,36 +10,34 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import build_trainer, tiny_model
-from oracle import completion_rows, credited_advantages, in_completion_layout, score, texts
+from oracle import completion_rows, credited_advantages, in_completion_layout, score_batch, texts
 from trl_parity import REVERSE, RUNS, combinations, everything
 
 from sage_unsloth.methods.penalties import PENALTIES
-from sage_unsloth.objective.loss import LOSS_TYPES, grpo_loss
+from sage_unsloth.objective.loss import grpo_loss
 
 TESTS = Path(__file__).parents[1]
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def both(unsloth_module, tmp_path_factory):
-    """Pairs and runs."""
-    return of_both("pairs", tmp_path_factory)
-
-
-def of_both(which, tmp_path_factory):
     """What each trainer computed; TRL's in a process of its own, meanwhile."""
     folder = tmp_path_factory.mktemp("parity")
     environment = {n: v for n, v in os.environ.items() if not n.startswith("UNSLOTH")}
     path = os.pathsep.join([str(TESTS.parent), str(TESTS), environment.get("PYTHONPATH", "")])
     with open(folder / "trl.log", "w") as log:
         other = subprocess.Popen(
-            [sys.executable, str(TESTS / "trl_parity.py"), str(folder), which],
+            [sys.executable, str(TESTS / "trl_parity.py"), str(folder)],
             cwd=TESTS.parent,
             env=environment | {"PYTHONPATH": path},
             stdout=log,
             stderr=log,
         )
     try:
-        of_unsloth = everything(build_trainer, folder / "unsloth", which == "every")
+        of_unsloth = everything(build_trainer, folder / "unsloth")
         other.wait()
     finally:
         other.kill()
@@ -59,12 +57,12 @@ def scored():
         key = tuple(inputs["prompt_ids"].flatten().tolist())
         if key not in kept:
             with torch.no_grad(), model.disable_adapter():
-                ref, _ = score(texts(model), inputs)
+                ref, _ = score_batch(texts(model), inputs)
             model.requires_grad_(False)
             named = {n: p for n, p in model.named_parameters() if "lora_" in n}
             for parameter in named.values():
                 parameter.requires_grad_(True)
-            kept[key] = (score(texts(model), inputs)[0], ref, named)
+            kept[key] = (score_batch(texts(model), inputs)[0], ref, named)
         return kept[key]
 
     return of
@@ -134,29 +132,15 @@ def assert_agree(of_unsloth, of_trl, names, scored):
             assert_same(kept, of_oracle(kept, name, scored), 1e-5, name)
 
 
-def test_every_guide_with_every_penalty_and_credit(both, scored):
-    names = list(combinations(every=False))
-    assert len(names) == 6 * 5 + 4 * len(REVERSE) and {name[2] for name in names} == {*LOSS_TYPES}
+def test_every_combination_of_guide_penalty_reduction_and_credit(both, scored):
+    names = list(combinations())
+    assert len(names) == 4 * (6 * 5 + 4 * len(REVERSE))
     assert_agree(*both, names, scored)
 
 
-@pytest.mark.long
-def test_every_combination_of_guide_penalty_reduction_and_credit(
-    unsloth_module, tmp_path_factory, scored
-):
-    names = list(combinations())
-    assert len(names) == 4 * (6 * 5 + 4 * len(REVERSE))
-    of_unsloth, of_trl = of_both("every", tmp_path_factory)
-    assert_agree(of_unsloth, of_trl, names, scored)
-    check_they_differ(of_trl, names)
-
-
 def test_combinations_differ(both):
-    check_they_differ(both[1], combinations(every=False))
-
-
-def check_they_differ(found, names):
     """A comparison of what nothing reaches would hold too."""
+    found, names = both[1], combinations()
     losses = {}
     for name in names:
         losses.setdefault(round(found[name]["loss"], 7), []).append(name)

@@ -326,18 +326,6 @@ def test_sft_stopped_after_its_last_checkpoint_trains_no_further(merged, tmp_pat
 
 
 @pytest.mark.long
-def test_rl_stopped_after_its_last_checkpoint_trains_no_further(
-    merged, trained, tmp_path, monkeypatch
-):
-    steps = signal_in_step(monkeypatch, 3, signal.SIGTERM)
-    with ending(), pytest.raises(Terminated, match="step 3 of 3 is saved"):
-        rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
-    rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
-    assert len(steps) == 3 == len(read_jsonl(tmp_path / METRICS))
-    assert_equal_folders(tmp_path / "adapter", trained / "adapter")
-
-
-@pytest.mark.long
 def test_rl_saves_the_step_in_flight_and_repeats_no_row(
     merged, trained, tmp_path, monkeypatch, unsloth_module
 ):

@@ -47,6 +47,7 @@ def train(out, *more):
     return main(["train", "--out", str(out), "--smoke", "--algorithm", "grpo", *LENGTHS, *more])
 
 
+@pytest.mark.long
 def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
     gsm8k, sft_run, tmp_path, capsys
 ):
@@ -83,7 +84,7 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
         assert settings["provenance"][0]["answer_pattern"] == "#### (.+)"
         drawn = settings["settings"]["sampling"]
         assert drawn["min_p"] == read_json(out / "run.json")["settings"]["min_p"] == 0
-    assert "drawn as in training: top_p 1, min_p 0." in capsys.readouterr().out
+    assert "sampled as in training: top_p 1, min_p 0." in capsys.readouterr().out
     assert main([*command, "--tags", "boxed"]) == 2
 
 
@@ -131,6 +132,7 @@ def test_the_printed_next_commands_run_to_the_end(tmp_path, unsloth_module, caps
     assert record["grader"].startswith("python ")
 
 
+@pytest.mark.long
 def test_an_export_carries_the_prompt_of_its_run(sft_run, tmp_path):
     out = export(read_run(sft_run), "merged", tmp_path / "export")
     prompt = prompt_format(None, ["think-answer"])

@@ -17,6 +17,7 @@ from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.stage import read_metrics
 
 CONFIG = smoke_config()
+WEIGHTS = "adapter_model.safetensors"
 TRAIN = arithmetic.problems("train")[:24]
 RLVR = replace(
     CONFIG.rlvr,
@@ -82,12 +83,14 @@ def test_what_is_stored_are_the_tokens_that_were_drawn(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
-    merged, whole_run, tmp_path, monkeypatch
+def test_a_killed_run_with_dropout_goes_on_to_the_same_weights_and_draws_nothing_again(
+    merged, tmp_path, monkeypatch
 ):
     from transformers import Trainer
 
     evaluate = Trainer._maybe_log_save_evaluate
+    config = replace(RLVR, lora=replace(RLVR.lora, dropout=0.2), preflight_prompts=0)
+    expected = load_file(rlvr(config, merged, TRAIN, tmp_path / "whole") / WEIGHTS)
 
     def dies(self, *args, **kwargs):
         result = evaluate(self, *args, **kwargs)
@@ -95,23 +98,22 @@ def test_a_killed_run_goes_on_to_the_same_weights_and_draws_nothing_again(
             raise KeyboardInterrupt
         return result
 
+    killed, lost = tmp_path / "killed", tmp_path / "elsewhere"
     monkeypatch.setattr(Trainer, "_maybe_log_save_evaluate", dies)
     with pytest.raises(KeyboardInterrupt):
-        rlvr(RLVR, merged, TRAIN, tmp_path)
+        rlvr(config, merged, TRAIN, killed)
     monkeypatch.undo()
-    stored = (tmp_path / REHEARSAL).read_bytes()
-    lost = tmp_path / "elsewhere"
-    shutil.move(tmp_path / REHEARSAL, lost)
+    stored = (killed / REHEARSAL).read_bytes()
+    shutil.move(killed / REHEARSAL, lost)
     with pytest.raises(ValueError, match="resumed with its rehearsal completions"):
-        rlvr(RLVR, merged, TRAIN, tmp_path)
-    shutil.move(lost, tmp_path / REHEARSAL)
-    adapter = rlvr(RLVR, merged, TRAIN, tmp_path)
-    assert (tmp_path / REHEARSAL).read_bytes() == stored
-    expected = load_file(whole_run[0] / "adapter_model.safetensors")
-    for name, weight in load_file(adapter / "adapter_model.safetensors").items():
-        assert torch.equal(weight, expected[name]), name
+        rlvr(config, merged, TRAIN, killed)
+    shutil.move(lost, killed / REHEARSAL)
+    found = load_file(rlvr(config, merged, TRAIN, killed) / WEIGHTS)
+    assert (killed / REHEARSAL).read_bytes() == stored
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.long
 def test_a_run_without_the_setting_samples_and_logs_nothing(merged, tmp_path):
     config = replace(RLVR, rehearsal_coef=0.0, rehearsal="forward-kl", max_steps=1)
     rlvr(config, merged, TRAIN, tmp_path)
@@ -133,6 +135,7 @@ def test_no_more_problems_are_sampled_than_asked_for(merged, tmp_path):
     assert len(read_jsonl(tmp_path / REHEARSAL)) == 5 * 4
 
 
+@pytest.mark.long
 def test_where_no_completion_can_be_stored_the_remedy_is_named(merged, tmp_path):
     impossible = [row | {"answer": "-1"} for row in TRAIN[:8]]
     config = replace(RLVR, preflight_prompts=0)

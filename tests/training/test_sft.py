@@ -60,7 +60,7 @@ def first_batch(monkeypatch, config, rows, folder):
         seen["batch"] = trainer.data_collator([trainer.train_dataset[0]])
         raise Stop
 
-    monkeypatch.setattr(module, "train", stop)
+    monkeypatch.setattr(module, "run_trainer", stop)
     with pytest.raises(Stop):
         sft(config, BASE, rows, folder)
     return seen["batch"]["input_ids"][0], seen["batch"]["labels"][0]
@@ -84,39 +84,15 @@ def test_learns_the_whole_sequence_where_asked(unsloth_module, tmp_path, monkeyp
     assert load_tokenizer(BASE).decode(labels).startswith("You are given a problem.")
 
 
-@pytest.mark.long
-def test_killed_run_goes_on_to_the_same_weights(whole_run, tmp_path, monkeypatch):
-    from transformers import Trainer
-
-    steps = []
-    step = Trainer.training_step
-
-    def dies_in_the_fourth(self, *args, **kwargs):
-        steps.append(1)
-        if len(steps) == 4:
-            raise KeyboardInterrupt
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(Trainer, "training_step", dies_in_the_fourth)
-    with pytest.raises(KeyboardInterrupt):
-        sft(CONFIG, BASE, ROWS, tmp_path)
-    assert (tmp_path / "checkpoints" / "checkpoint-2").exists()
-    sft(CONFIG, BASE, ROWS, tmp_path)
-    assert len(steps) == 4 + 2, "the second run trains steps 3 and 4 alone"
-    for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
-        found, expected = load_file(tmp_path / name), load_file(whole_run / name)
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
-    again, whole = read_metrics(tmp_path), read_metrics(whole_run)
-    assert [row["loss"] for row in again] == [row["loss"] for row in whole]
-
-
 def test_killed_while_merging_only_merges(whole_run, tmp_path, monkeypatch):
     from sage_unsloth.training import sft_stage as module
 
     folder = tmp_path / "run"
     shutil.copytree(whole_run, folder)
     shutil.rmtree(folder / "model")
-    monkeypatch.setattr(module, "train", lambda *a, **k: pytest.fail("nothing is to be trained"))
+    monkeypatch.setattr(
+        module, "run_trainer", lambda *a, **k: pytest.fail("nothing is to be trained")
+    )
     sft(CONFIG, BASE, ROWS, folder)
     found = load_file(folder / "model" / "model.safetensors")
     expected = load_file(whole_run / "model" / "model.safetensors")

@@ -73,7 +73,7 @@ def test_as_many_as_cores_and_memory_allow(tmp_path, monkeypatch):
     try:
         count, why = choose_processes(two, None, long=True)
         assert count == 1 and why.startswith("1 core,")
-        assert choose_processes(two, 4, long=True) == (2, "as asked for")
+        assert choose_processes(two, 4, long=True) == (2, "as requested")
     finally:
         os.sched_setaffinity(0, cores)
     assert choose_processes(two, None, long=False)[0] == 1
@@ -119,6 +119,7 @@ def test_a_process_that_was_killed_says_what_it_wrote_last(child, tmp_path):
     assert (tmp_path / "processes" / "dies" / "log.txt").is_file()
 
 
+@pytest.mark.long
 def test_a_signal_is_passed_on_and_what_they_save_is_waited_for(tmp_path):
     program = (
         "import sys\nfrom pathlib import Path\nfrom test_side_by_side import jobs\n"

@@ -34,16 +34,14 @@ def make_trainer(tmp_path):
     return partial(build_trl_trainer, output_dir=str(tmp_path / "out"), max_steps=2, reward=letters)
 
 
-@pytest.mark.parametrize("guide", ["none", "reference", "causal"])
-@pytest.mark.parametrize("kl_estimator", ["k2", "k3-is"])
+@pytest.mark.parametrize(("kl_estimator", "guide"), [("k2", "causal"), ("k3-is", "reference")])
 def test_sequence_credit_equals_the_oracle(make_trainer, kl_estimator, guide):
     trainer = make_trainer(use_bias_correction_kl=kl_estimator == "k3-is", **CREDIT)
     train_and_check(trainer, GUIDES[guide], kl_estimator=kl_estimator, credit="sequence")
     assert trainer.state.log_history[-2]["sage/credit_abs"] > 0
 
 
-@pytest.mark.parametrize("rule", ["pkpo,k=2", "maxrl", "unlikeliness"])
-@pytest.mark.parametrize("guide", ["none", "token"])
+@pytest.mark.parametrize(("rule", "guide"), [("maxrl", "none"), ("pkpo,k=2", "token")])
 def test_group_rules_equal_the_oracle(make_trainer, rule, guide):
     def reward(completions, **_):
         return [float(len(c[0]["content"]) % 3 == 0) for c in completions]
@@ -51,13 +49,6 @@ def test_group_rules_equal_the_oracle(make_trainer, rule, guide):
     trainer = make_trainer(reward=reward, max_steps=3)
     train_and_check(trainer, GUIDES[guide], advantages=rule)
     assert "advantages/dead_groups" in trainer.state.log_history[0]
-
-
-def test_shaped_advantages_equal_the_oracle(make_trainer):
-    def by_entropy(signals, advantages):
-        return advantages.unsqueeze(1) * (1 + signals.entropies)
-
-    train_and_check(make_trainer(), GUIDES["token"], log_entropy=True, shape=by_entropy)
 
 
 def test_a_shape_sees_the_log_probs_of_the_policy_that_drew(make_trainer):
@@ -73,7 +64,7 @@ def test_a_shape_sees_the_log_probs_of_the_policy_that_drew(make_trainer):
     assert apart[2] < 1e-5 < apart[3], "a batch has two updates; the first step has rate 0"
 
 
-@pytest.mark.parametrize("rule", ["grpo", "rs-grpo"])
+@pytest.mark.parametrize("rule", ["grpo"])
 def test_the_kl_in_the_reward_leaves_the_loss(make_trainer, rule):
     trainer = make_trainer(scale_rewards="none")
     train_and_check(trainer, None, kl_in="reward", advantages=rule)

@@ -15,13 +15,11 @@ import pytest
 import torch
 from conftest import ROWS
 from oracle import Recording
-from transformers import TrainerCallback
 from trl_trainer import build_trl_trainer, letters
 
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.own_penalty import PENALTY_HOOK, check_penalties
 from sage_unsloth.objective.guides import BranchGuide, RandomGuide
-from sage_unsloth.objective.schedule import CosineSchedule
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.patch.seam import check_contract
 from sage_unsloth.trainers.bad_batch import reproduce
@@ -68,20 +66,15 @@ def test_nothing_of_the_patch_imports_unsloth():
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ({"beta": 0.0}, {"guide": BRANCH}, "beta must not be 0"),
         ({"use_bias_correction_kl": True}, {"guide": BRANCH}, "True for kl_estimator 'k3-is'"),
         ({}, {"kl_estimator": "k2", "k3_bounded": True}, "bounded is for the estimators"),
-        ({}, {"guide": BranchGuide}, "a guide must be an instance"),
-        ({}, {"kl_estimator": "k2", "credit": "sequence"}, "gradient_accumulation_steps and"),
         ({"rows": [{"text": "a"}] * 8}, {"guide": BRANCH}, "must have a column 'prompt'"),
     ],
-    ids=["beta", "estimator", "bound", "class", "credit", "column"],
+    ids=["estimator", "bound", "column"],
 )
 def test_what_the_trainer_contradicts_is_refused(make_trainer, settings, options, message):
-    if "credit" in options:
-        settings = {"gradient_accumulation_steps": 2}
     trainer = make_trainer(**settings)
-    with pytest.raises((ValueError, TypeError), match=message), with_methods(trainer, **options):
+    with pytest.raises(ValueError, match=message), with_methods(trainer, **options):
         pass
 
 
@@ -92,31 +85,6 @@ def test_another_trainer_is_refused():
     with (
         pytest.raises(ContractError, match=r"got .*Trainer, .*trl 1\.15\.0 and 1\.16\.0"),
         guided_kl(Trainer(), BRANCH),
-    ):
-        pass
-
-
-def test_a_setting_that_changes_stops_training(make_trainer):
-    trainer = make_trainer()
-
-    class Changes(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            trainer.beta = 0.5
-
-    trainer.add_callback(Changes())
-    with (
-        guided_kl(trainer, BRANCH),
-        pytest.raises(ValueError, match=r"beta was 0\.05 and is 0\.5"),
-    ):
-        trainer.train()
-
-
-def test_nesting_is_refused(make_trainer):
-    trainer = make_trainer()
-    with (
-        guided_kl(trainer, BRANCH),
-        pytest.raises(ContractError, match="nested"),
-        guided_kl(trainer, BRANCH),
     ):
         pass
 
@@ -248,80 +216,15 @@ def test_a_reference_that_is_nan_stops_the_step_and_its_batch_repeats_it(make_tr
     assert equal(trained_weights(trainer), trained_weights(again))
 
 
-class Broken:
-    needs = frozenset()
-
-    def log_guide(self, signals, *, step, max_steps, generator=None):
-        result = torch.zeros(signals.mask.shape)
-        result[2, signals.mask[2].nonzero()[0]] = math.inf
-        return result
+# --- Resuming ---
 
 
-def test_a_guide_and_a_reward_that_are_not_finite_stop_the_step(make_trainer):
-    with (
-        guided_kl(trainer := make_trainer(), Broken()),
-        pytest.raises(NotFiniteError, match="in step 1, log_guide is inf at row 2, token 0"),
-    ):
-        trainer.train()
-
-    def broken(completions, **_):
-        return [math.nan, *[1.0] * (len(completions) - 1)]
-
-    with (
-        guided_kl(trainer := make_trainer(reward=broken), BRANCH),
-        pytest.raises(NotFiniteError, match="the reward of broken is nan at row 0"),
-    ):
-        trainer.train()
-
-
-def test_an_all_masked_batch_changes_nothing(make_trainer):
-    trainer = make_trainer()
-    score = trainer._generate_and_score_completions
-
-    def masked(inputs):
-        batch = score(inputs)
-        batch["completion_mask"] = torch.zeros_like(batch["completion_mask"])
-        return batch | {"num_items_in_batch": torch.tensor(0)}
-
-    trainer._generate_and_score_completions = masked
-    before = trained_weights(trainer)
-    with with_methods(trainer, BRANCH, kl_estimator="k2"):
-        trainer.train()
-    assert equal(before, trained_weights(trainer))
-
-
-# --- Evaluation, and resuming ---
-
-
-@pytest.mark.parametrize("moment", ["on_substep_end", "on_step_end"])
-def test_evaluations_do_not_move_the_noise(make_trainer, moment):
-    """Weights of a run that evaluates in between are those of a run that does not."""
-    weights = []
-    for evaluates in (False, True):
-        trainer = make_trainer(per_device_eval_batch_size=8, gradient_accumulation_steps=2)
-
-        def evaluate(self, args, state, control, trainer=trainer, **kwargs):
-            random = torch.get_rng_state()  # rollouts of the evaluation draw from it
-            trainer.evaluate(trainer.train_dataset.select(range(8)))
-            torch.set_rng_state(random)
-
-        if evaluates:
-            trainer.add_callback(type("Evaluate", (TrainerCallback,), {moment: evaluate})())
-        with guided_kl(trainer, RandomGuide(CosineSchedule(0.5, 0.5))):
-            trainer.train()
-        rows = [row for row in trainer.state.log_history if "eval_loss" in row]
-        assert len(rows) == 2 * evaluates and all("eval_kl/anchor_k3" in row for row in rows)
-        weights.append(trained_weights(trainer))
-    assert equal(*weights)
-
-
-@pytest.mark.parametrize("reference", ["base", "ref"])
-def test_a_resumed_run_is_the_whole_one(make_trainer, tmp_path, reference):
-    """With TRL's copy of the adapter that training began with ("ref") too: were it left in the
+def test_a_resumed_run_is_the_whole_one(make_trainer, tmp_path):
+    """With TRL's copy of the adapter that training began with ("ref"): were it left in the
     checkpoint, transformers would restore it alone."""
 
     def run(folder, resume=None):
-        trainer = make_trainer(reference, output_dir=str(tmp_path / folder), max_steps=3, **SAVES)
+        trainer = make_trainer("ref", output_dir=str(tmp_path / folder), max_steps=3, **SAVES)
         recording = Recording(RandomGuide())
         with guided_kl(trainer, recording):
             trainer.train(resume_from_checkpoint=resume)
@@ -339,7 +242,7 @@ def test_a_resumed_run_is_the_whole_one(make_trainer, tmp_path, reference):
         assert torch.equal(a, b), name
 
 
-def test_other_settings_are_refused(make_trainer, tmp_path):
+def test_another_reference_and_trainer_are_refused(make_trainer, tmp_path):
     def resume(options, **settings):
         trainer = make_trainer("ref", output_dir=str(tmp_path / "b"), **settings)
         with with_methods(trainer, **({"guide": BRANCH} | options)):
@@ -350,17 +253,8 @@ def test_other_settings_are_refused(make_trainer, tmp_path):
     with guided_kl(trainer, BRANCH):
         trainer.train()
     checkpoint = str(tmp_path / "out" / "checkpoint-1")
-    for options, settings, message in [
-        ({"guide": RandomGuide()}, {}, "guide was BranchGuide"),
-        ({"kl_estimator": "k2"}, {}, "kl_estimator was the trainer's own and is k2"),
-        ({"k3_bounded": True}, {}, "kl_estimator was the trainer's own and is k3, bounded"),
-        ({}, {"beta": 0.5}, r"beta was 0\.05 and is 0\.5"),
-        ({}, {"lora_noise": 0.06}, "adapter ref was the adapter ref .* and is the adapter ref"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            resume(options, **settings)
-    resume({})
-    resume({"guide": RandomGuide(), "resume_with_changes": True})
+    with pytest.raises(ValueError, match=r"adapter ref was the adapter ref .* and is the adapter"):
+        resume({}, lora_noise=0.06)
     path = Path(checkpoint) / "trainer_state.json"
     state = json.loads(path.read_text())
     record = state["stateful_callbacks"]["SageGuide"]["args"]

@@ -1,19 +1,12 @@
-"""What a frontier's report says beside its differences: each statistic by hand or enumeration."""
+"""The statistics of a study's report, each by hand or by enumeration."""
 
 import itertools
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from research.frontier.checks import make_checks
-from research.frontier.line import resampled
-from research.frontier.registered import REGISTERED, judge_registered
-from research.frontier.report import NO_DOSE, make_report
-from research.tasks import blind_chances, guess_working
-from sage_unsloth.evaluation.metrics import guess_bound, pass_at_k
+from sage_unsloth.evaluation.metrics import guess_bound
 from sage_unsloth.study.chord import (
     Place,
     distance_to_chord,
@@ -24,22 +17,9 @@ from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
 from sage_unsloth.study.records import family_curves, family_parts, family_weights
 from sage_unsloth.study.tasks import guess_product
-from sage_unsloth.study.verdicts import holm, main_k, p_value, says_something
-
-RESULTS = Path(__file__).resolve().parents[2] / "data" / "results" / "frontier"
-
+from sage_unsloth.study.verdicts import holm, main_k, p_value, says_something, verdict
 
 # --- guessing -------------------------------------------------------------------------------------
-
-
-def test_blind_attempts_at_countdown_by_hand():
-    """2,3,5,8: sum 13±3±2, product 40±3±2, bracket (8±5)·3±2 give twelve values."""
-    values = [8 + 5 + a * 3 + b * 2 for a in (1, -1) for b in (1, -1)]
-    values += [8 * 5 + a * 3 + b * 2 for a in (1, -1) for b in (1, -1)]
-    values += [(8 + a * 5) * 3 + b * 2 for a in (1, -1) for b in (1, -1)]
-    for target, count in ((41, 2), (14, 1), (11, 1), (99, 0)):
-        assert values.count(target) == count
-        assert guess_working({"id": f"countdown-2,3,5,8->{target}"}) == pytest.approx(count / 12)
 
 
 def test_blind_attempts_at_arithmetic_by_hand():
@@ -62,7 +42,6 @@ def test_no_verdict_where_guessing_has_most_of_it():
     rows = {"4": {"usable": True}, "8": {"usable": True}, "32": {"usable": False}}
     assert main_k(rows) == 8
     assert main_k({"4": {"usable": False}, "8": {"usable": False}}) == 4
-    assert blind_chances("smollm2", ["x"]) is None
 
 
 # --- mixtures -------------------------------------------------------------------------------------
@@ -143,19 +122,6 @@ def test_the_interval_of_a_distance_is_that_of_its_expansion():
         assert change == pytest.approx(by_cell[moved], abs=1e-4)
 
 
-def test_the_bootstrap_counts_the_noise_of_a_cell_three_times_and_the_interval_once():
-    generator = np.random.default_rng(1)
-    seeds, units, ratios, errors = 5, 100, [], []
-    for draw in range(40):
-        table = generator.normal(size=(seeds, units))
-        once = 1 / (seeds * units)
-        ratios.append(resampled({"a": table}, [], 500, seed=draw)["a"].var() / once)
-        errors.append(crossed_interval(table).error ** 2 / once)
-    assert np.mean(ratios) == pytest.approx(3 * (1 - 1 / seeds), rel=0.15)
-    # The larger of two estimates of nothing but noise is a little above it.
-    assert 0.9 < np.mean(errors) < 1.6
-
-
 def test_intervals_of_a_distance_hold_the_truth():
     """Points of seeds, problems and cell noise around a chord, 300 designs of 5 x 60."""
     generator = np.random.default_rng(2)
@@ -234,78 +200,20 @@ def test_p_is_05_where_the_interval_ends_at_the_threshold():
     assert (p_value(constant, 0.1), p_value(constant, 0.3)) == (0.0, 1.0)
 
 
-def test_a_claim_without_a_value_is_corrected_for():
-    sure = crossed_interval(np.array([[0.5, 0.5, 0.51]]))
-    rows = judge_registered({"x": "ac"}, lambda _, claim: sure if claim == "a" else None)
-    assert [row["holds"] for row in rows] == [True, False]
-    assert rows[1]["p"] == 1 and "mean" not in rows[1]
-    assert rows[0]["p_holm"] == pytest.approx(2 * rows[0]["p"])
-
-
-# --- what is committed ----------------------------------------------------------------------------
-
-
-def committed(task):
-    folder = RESULTS / task / "fresh"
-    data, report = (json.loads((folder / f"{n}.json").read_text()) for n in ("records", "report"))
-    return data, report["checks"]
-
-
-def test_countdown_says_nothing_at_32_by_its_own_counts():
-    """The bound from the ids alone, without the code under test."""
-    data, checks = committed("countdown")
-    recorded = data["sets"]["test"]
-    bounds = {}
-    for name, unit in zip(recorded["problems"], recorded["units"], strict=True):
-        numbers, target = name.removeprefix("countdown-").split("->")
-        a, b, c, d = sorted(map(int, numbers.split(",")), reverse=True)
-        signs = list(itertools.product((1, -1), repeat=2))
-        values = [a + b + s * c + t * d for s, t in signs]
-        values += [a * b + s * c + t * d for s, t in signs]
-        values += [(a + s * b) * c + t * d for s, t in signs]
-        chance = values.count(int(target)) / 12
-        bounds.setdefault(unit, []).append(1 - (1 - chance) ** 32)
-    bound = np.mean([np.mean(unit) for unit in bounds.values()])
-    assert checks["ks"]["32"]["guess"] == pytest.approx(bound)
-    assert not checks["ks"]["32"]["usable"] and checks["k"] == 8
-
-
-@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
-def test_registered_points_are_in_the_records(task):
-    data, _ = committed(task)
-    checks = make_checks(data)
-    claims = REGISTERED[data["task"], data["problems"]]
-    assert len(checks["registered"]) == sum(map(len, claims.values()))
-
-
-@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
-def test_no_verdict_on_a_guide_that_did_nearly_nothing(task):
-    data, _ = committed(task)
-    report = make_report(data)
-    (row,) = report["checks"]["dose"]
-    training = [r["training"] for r in data["runs"] if r["algorithm"] == "sage-branch"]
-    assert row["touched"] == pytest.approx(np.mean([t["share_touched"] for t in training]))
-    assert set(report["points"][row["point"]]["verdicts"].values()) == {NO_DOSE}
-
-
-@pytest.mark.parametrize("task", ["arithmetic", "countdown"])
-def test_no_familys_curves_cross(task):
-    """What the page says: within a family GRPO is above the SFT model at every k, or below."""
-    data, _ = committed(task)
-    names, recorded = data["sets"]["test"]["families"], data["runs"]
-    start = np.array(next(r for r in recorded if r["seed"] is None)["sets"]["test"]["correct"])
-    trained = np.array(
-        [
-            r["sets"]["test"]["correct"]
-            for r in recorded
-            if (r["algorithm"], r["strength"]) == ("grpo", 0.05)
-        ]
-    )
-    for family in set(names):
-        member = np.array(names) == family
-        changes = [
-            pass_at_k(32, trained[:, member], k).mean() - pass_at_k(32, start[member], k).mean()
-            for k in (1, 2, 4, 8, 16, 32)
-        ]
-        signs = {float(np.sign(round(change, 9))) for change in changes}
-        assert signs - {0.0} in ({1.0}, {-1.0}), family
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "said"),
+    [
+        ("gain", 0.001, 0.2, "supported"),
+        ("gain", -0.2, 0.029, "not supported"),
+        ("gain", -0.01, 0.031, "undecided"),
+        ("gain", 0.001, 0.01, "supported"),
+        ("loss", -0.2, -0.001, "supported"),
+        ("loss", -0.029, 0.2, "not supported"),
+        ("loss", -0.031, 0.01, "undecided"),
+        ("no loss", -0.029, 0.5, "supported"),
+        ("no loss", -0.5, -0.001, "not supported"),
+        ("no loss", -0.031, 0.001, "undecided"),
+    ],
+)
+def test_verdicts(kind, low, high, said):
+    assert verdict(kind, low, high) == said

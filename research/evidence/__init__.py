@@ -1,0 +1,3 @@
+"""The committed benchmark and frontiers, reported by the statistics of a study."""
+
+__all__: list[str] = []
