@@ -77,16 +77,16 @@ def ends(intervals: list) -> np.ndarray:
     return np.array([(result.low, result.high) for result in intervals])
 
 
-def measure(truth: float, ours: np.ndarray, theirs: np.ndarray) -> dict[str, float | None]:
+def measure(truth: float, intervals: np.ndarray, bootstraps: np.ndarray) -> dict[str, float | None]:
     """Shares of intervals, (E, 2), that hold the truth, and mean widths.
 
     1e-12 aside: a mean of ones is 1 to rounding.
     """
     shares = [
         float(((result[:, 0] <= truth + 1e-12) & (truth <= result[:, 1] + 1e-12)).mean())
-        for result in (ours, theirs)
+        for result in (intervals, bootstraps)
     ]
-    widths = [float((result[:, 1] - result[:, 0]).mean()) for result in (ours, theirs)]
+    widths = [float((result[:, 1] - result[:, 0]).mean()) for result in (intervals, bootstraps)]
     return {
         "truth": truth,
         "holds": shares[0],
@@ -103,9 +103,9 @@ def one_model(chances: Chances, problems: int, evaluations: int) -> Iterator[dic
     counts = generator.binomial(SAMPLES, chances(generator, (evaluations, problems)))
     for k in KS:
         values_EP = np.asarray(pass_at_k(SAMPLES, counts, k))
-        ours = [score_interval(values_P[None]) for values_P in values_EP]
+        intervals = [score_interval(values_P[None]) for values_P in values_EP]
         mean = float(np.mean(1 - (1 - truth) ** k))
-        yield {"k": k} | measure(mean, ends(ours), bootstrap(values_EP, generator))
+        yield {"k": k} | measure(mean, ends(intervals), bootstrap(values_EP, generator))
 
 
 def two_models(chances: Chances, how: str, problems: int, evaluations: int) -> Iterator[dict]:
@@ -120,9 +120,10 @@ def two_models(chances: Chances, how: str, problems: int, evaluations: int) -> I
     counts_a, counts_b = (generator.binomial(SAMPLES, p) for p in draw((evaluations, problems)))
     for k in KS:
         a_EP, b_EP = (np.asarray(pass_at_k(SAMPLES, counts, k)) for counts in (counts_a, counts_b))
-        ours = [paired_interval(a_P[None], b_P[None]) for a_P, b_P in zip(a_EP, b_EP, strict=True)]
+        pairs = zip(a_EP, b_EP, strict=True)
+        intervals = [paired_interval(a_P[None], b_P[None]) for a_P, b_P in pairs]
         mean = float(np.mean((1 - truth_b) ** k - (1 - truth_a) ** k))
-        yield {"k": k} | measure(mean, ends(ours), bootstrap(a_EP - b_EP, generator))
+        yield {"k": k} | measure(mean, ends(intervals), bootstrap(a_EP - b_EP, generator))
 
 
 def several_seeds(seeds: int, problems: int, evaluations: int) -> Iterator[dict]:
@@ -131,20 +132,20 @@ def several_seeds(seeds: int, problems: int, evaluations: int) -> Iterator[dict]
     The bootstrap beside it resamples problems and seeds independently.
     """
     generator = np.random.default_rng(0)
-    ours, theirs = [], []
+    intervals, bootstraps = [], []
     for _ in range(evaluations):
         chances_P = generator.beta(1, 2, size=problems)
         shifts_S = generator.normal(0, 0.15, size=seeds)
         # On the logit scale of a half; its mean over the shifts is that of the chances.
         chances_SP = np.clip(chances_P + shifts_S[:, None] * chances_P * (1 - chances_P) * 4, 0, 1)
         values_SP = generator.binomial(SAMPLES, chances_SP) / SAMPLES
-        ours.append(score_interval(values_SP))
+        intervals.append(score_interval(values_SP))
         problems_RP = generator.integers(problems, size=(RESAMPLES, problems))
         seeds_RS = generator.integers(seeds, size=(RESAMPLES, seeds))
         means_R = values_SP[seeds_RS].mean(axis=1)
         means_R = np.take_along_axis(means_R, problems_RP, axis=1).mean(axis=1)
-        theirs.append(np.quantile(means_R, (0.025, 0.975)))
-    yield {"k": 1} | measure(1 / 3, ends(ours), np.array(theirs))
+        bootstraps.append(np.quantile(means_R, (0.025, 0.975)))
+    yield {"k": 1} | measure(1 / 3, ends(intervals), np.array(bootstraps))
 
 
 def all_cases(evaluations: int) -> list[tuple[dict, Callable[[], Iterator[dict]]]]:

@@ -168,15 +168,15 @@ class _Checkpoint(torch.autograd.Function):
         ctx: Any, hidden: Tensor, layer: Callable[[Tensor], Tensor], counter: LiveBytes, host: bool
     ) -> Tensor:
         ctx.layer, ctx.host = layer, host
-        ctx.kept = hidden.detach()
+        ctx.stored = hidden.detach()
         if host:
             with counter.on_host():
-                ctx.kept = hidden.detach().clone()
+                ctx.stored = hidden.detach().clone()
         return layer(hidden)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden = (ctx.kept.clone() if ctx.host else ctx.kept).detach().requires_grad_()
+        hidden = (ctx.stored.clone() if ctx.host else ctx.stored).detach().requires_grad_()
         with torch.enable_grad():
             output = ctx.layer(hidden)
         torch.autograd.backward(output, gradient)

@@ -251,7 +251,7 @@ def save(model, tokenizer, report: dict, out: Path) -> None:
     """
     if out.exists() and any(out.iterdir()) and not (out / "pretrain.json").exists():
         raise FileExistsError(
-            f"--out must be new, empty or an earlier base (with pretrain.json); got {out}"
+            f"--out must be new, empty or an earlier base (with pretrain.json), got {out}"
         )
     with whole_folder(out, replace=True) as partial:
         model.save_pretrained(partial)

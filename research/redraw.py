@@ -36,7 +36,7 @@ def redraw(folder: Path) -> None:
         pictures.draw_crossing(reports[0], folder / "crossing.png")
         pictures.draw_verdicts(reports, folder / "verdicts.png")
     else:
-        raise ValueError(f"a folder of results must hold records.json; {folder} holds none")
+        raise ValueError(f"a folder of results must have records.json, but {folder} has none")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -50,16 +50,16 @@ def compare(pairs: list[tuple[str, str, str]]) -> dict:
     """Counts by what the answer is and by both grades, and the cases in which they differ."""
     answers, golds = [pair[1] for pair in pairs], [pair[2] for pair in pairs]
     with Grader() as grader, Grader(checker=get_verifier("math-verify")) as other:
-        ours = grader.grade_answers(answers, golds)
-        theirs = other.grade_answers(answers, golds)
+        grades = grader.grade_answers(answers, golds)
+        other_grades = other.grade_answers(answers, golds)
     counts: Counter[str] = Counter()
     differ = []
-    for (kind, answer, gold), first, second in zip(pairs, ours, theirs, strict=True):
+    for (kind, answer, gold), first, second in zip(pairs, grades, other_grades, strict=True):
         counts[f"{kind}: ours {first.value}, math-verify {second.value}"] += 1
         if (first is Grade.CORRECT) != (second is Grade.CORRECT):
-            grades = {"ours": first.value, "math-verify": second.value}
+            both = {"ours": first.value, "math-verify": second.value}
             differ.append(
-                {"kind": kind, "shape": shape(gold), "answer": answer, "gold": gold} | grades
+                {"kind": kind, "shape": shape(gold), "answer": answer, "gold": gold} | both
             )
     return {"pairs": len(pairs), "counts": dict(sorted(counts.items())), "differ": differ}
 

@@ -67,7 +67,7 @@ def watch(
     """
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
-        raise ValueError(f"a soak starts from an empty folder; {out} is not; choose another --out")
+        raise ValueError(f"--out must be an empty folder, but {out} is not. Give another")
     run, data = out / "run", out / "rows.jsonl"
     rows_of_data = [
         {"prompt": row["problem"], "solution": rf"\frac{{{2 * int(row['answer'])}}}{{2}}"}
@@ -89,7 +89,7 @@ def watch(
             child.terminate()  # its time is up, or this process was stopped
             code = child.wait()
     if ended and code != 0:
-        raise ValueError(f"the training failed with exit code {code}; see {out / 'train.log'}")
+        raise ValueError(f"the training failed with exit code {code}. See {out / 'train.log'}")
     return rows
 
 
@@ -194,7 +194,7 @@ def report(rows: Sequence[Mapping]) -> dict:
     """
     if len(rows) < 20:
         raise ValueError(
-            f"a slope needs at least 20 windows; got {len(rows)}; let the run continue, or make "
+            f"a slope needs at least 20 windows, got {len(rows)}. Let the run continue, or make "
             "--window smaller"
         )
     selected = rows[len(rows) // 10 :]

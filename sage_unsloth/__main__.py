@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 
-from sage_unsloth.runs.stopping import Terminated, ending
+from sage_unsloth.runs.stopping import Terminated, handle_stop_signals
 from sage_unsloth.runs.text import log_to_terminal, printable, without_secrets
 
 logger = logging.getLogger("sage_unsloth")  # this module's own name is __main__
@@ -135,7 +135,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None = N
     if _takes_long(options):
         logger.info("%s: loading libraries.", options.command)
     try:
-        with ending():
+        with handle_stop_signals():
             code = options.act(options)
             sys.stdout.flush()  # whoever reads it may have gone
             return code

@@ -197,7 +197,7 @@ def _programs() -> CheckResult:
 def _device() -> Iterator[CheckResult]:
     import torch
 
-    from sage_unsloth.models.device import BFLOAT16_CAPABILITY, why_unserved
+    from sage_unsloth.models.device import BFLOAT16_CAPABILITY, why_gpu_unsupported
 
     if not torch.cuda.is_available():
         yield CheckResult(
@@ -211,7 +211,7 @@ def _device() -> Iterator[CheckResult]:
             f"{properties.name}, {properties.total_memory / GIB:.0f} GiB, compute capability "
             f"{major}.{minor}"
         )
-        unserved = why_unserved((major, minor), torch.cuda.get_arch_list())
+        unserved = why_gpu_unsupported((major, minor), torch.cuda.get_arch_list())
         if unserved is not None:
             yield CheckResult(FAIL, f"cuda:{index}", name, unserved)
         elif (major, minor) < BFLOAT16_CAPABILITY:

@@ -23,7 +23,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sage_unsloth.models.device import Card, compiled_architecture, nvidia_cards, why_unserved
+from sage_unsloth.models.device import (
+    Card,
+    compiled_architecture,
+    nvidia_cards,
+    why_gpu_unsupported,
+)
 from sage_unsloth.sampling.engine_choice import VLLM_CAPABILITY
 
 IMAGE_PACKAGES = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
@@ -176,7 +181,7 @@ def choose(machine: Machine, expected: Iterable[str]) -> InstallPlan:
 
 
 def _check_card(card: Card, arches: tuple[str, ...]) -> None:
-    reason = why_unserved(card.capability, arches)
+    reason = why_gpu_unsupported(card.capability, arches)
     if reason is not None:
         raise InstallError(
             f"{card.name} cannot be used: {reason}. Use another one (T4 on Colab, T4 x2 on "

@@ -133,10 +133,10 @@ def describe_exception(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         given = f"{type(error).__name__}: {error.msg}"
         return f"{given} at {_place(error.filename, error.lineno)}"
-    return given + place_of(frames)
+    return given + error_place(frames)
 
 
-def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
+def error_place(frames: Sequence[traceback.FrameSummary]) -> str:
     """` at file:line, in function` of the last frame of custom code; "" without one."""
     own = own_frames(frames)
     if not own:

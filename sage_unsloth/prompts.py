@@ -105,7 +105,7 @@ class PromptFormat:
         return (*(self.reasoning or ()), *(self.solution or ()))
 
     @property
-    def unnamed(self) -> tuple[str, ...]:
+    def missing_marks(self) -> tuple[str, ...]:
         """The marks of the answer that the system prompt does not mention."""
         marks = self.solution or (r"\boxed",)
         return tuple(mark for mark in marks if mark not in (self.system or ""))
@@ -247,7 +247,7 @@ def prompt_messages(problem: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": problem}]
 
 
-def turns_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
+def row_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """The conversation for a row: its `messages`, or its `problem` as a user turn.
 
     The chat template adds the system prompt if there is no system turn.
@@ -293,5 +293,5 @@ def render_prompt(tokenizer: Any, problem: str | Turns) -> str:
 
 def _turns(turns: str | Turns) -> list[dict[str, str]]:
     if isinstance(turns, str):
-        return turns_of({"problem": turns})
+        return row_messages({"problem": turns})
     return [dict(turn) for turn in turns]

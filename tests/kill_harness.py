@@ -280,7 +280,7 @@ def steps_lost(folder: Path) -> int:
     """Optimizer steps that are trained again: rows of metrics after the newest complete checkpoint;
     the most of all stages below.
     """
-    from sage_unsloth.runs.checkpoints import last_checkpoint, step_of
+    from sage_unsloth.runs.checkpoints import checkpoint_step, last_checkpoint
     from sage_unsloth.training.stage import read_metrics
 
     lost = [0]
@@ -290,7 +290,7 @@ def steps_lost(folder: Path) -> int:
             continue
         newest = last_checkpoint(run / "checkpoints")
         rows = read_metrics(run)
-        lost.append((rows[-1]["step"] if rows else 0) - (step_of(newest) if newest else 0))
+        lost.append((rows[-1]["step"] if rows else 0) - (checkpoint_step(newest) if newest else 0))
     return max(lost)
 
 

@@ -5,7 +5,7 @@ from transformers import TrainerCallback
 
 from sage_unsloth.methods import rehearsal
 from sage_unsloth.methods.composed import with_methods
-from sage_unsloth.methods.rehearsal import METRIC, RehearsalRule, Stored, rehearsed
+from sage_unsloth.methods.rehearsal import METRIC, RehearsalRule, Stored, add_rehearsal
 
 COEF = 0.7
 STORED = [
@@ -36,7 +36,7 @@ def run(trainer, *, rule=None, coef=COEF, **options):
     trainer.add_callback(Keep())
     rehearsal.completion_logps = recorded
     try:
-        with rehearsed(trainer, STORED, coef=coef, rule=rule), with_methods(trainer, **options):
+        with add_rehearsal(trainer, STORED, coef=coef, rule=rule), with_methods(trainer, **options):
             trainer.train()
     finally:
         rehearsal.completion_logps = scored

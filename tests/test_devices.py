@@ -221,7 +221,7 @@ def test_metrics(dtype):
 def test_the_dose_of_a_guide():
     with on_gpu():
         log_guide = 0.1 * random(B, T)
-        dose = get("dose_of")(log_guide, make_mask(), [True, False] * 2, [1, 0] * 2, "aabb")
+        dose = get("compute_dose")(log_guide, make_mask(), [True, False] * 2, [1, 0] * 2, "aabb")
         assert dose.spread > 0
 
 

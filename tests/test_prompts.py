@@ -15,7 +15,7 @@ from sage_unsloth.prompts import (
     recorded_format,
     render_prompt,
     render_solution,
-    turns_of,
+    row_messages,
 )
 
 BASE = data_folder() / BASE_MODEL
@@ -59,8 +59,8 @@ def test_the_system_prompt_asks_for_the_tags_that_are_given():
         "Then, provide your solution between <answer></answer>"
     )
     assert prompt_format(None, ["boxed"]).system.endswith("provide your solution in \\boxed{}")
-    assert prompt_format("Add.", ["<a>", "</a>"]).unnamed == ("<a>", "</a>")
-    assert prompt_format("Put it in \\boxed{}.", ["boxed"]).unnamed == ()
+    assert prompt_format("Add.", ["<a>", "</a>"]).missing_marks == ("<a>", "</a>")
+    assert prompt_format("Put it in \\boxed{}.", ["boxed"]).missing_marks == ()
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,10 @@ def test_a_conversation_is_asked_as_it_is():
     ]
     row = {"problem": "and 2+2=?", "messages": turns}
     asked = f"Be brief.{EOS}1+1=?2{EOS}and 2+2=?<start_working_out>"
-    assert render_prompt(tokenizer, turns_of(row)) == asked
-    assert render_prompt(tokenizer, turns_of({"messages": turns[1:]})).startswith("You are given")
+    assert render_prompt(tokenizer, row_messages(row)) == asked
+    assert render_prompt(tokenizer, row_messages({"messages": turns[1:]})).startswith(
+        "You are given"
+    )
 
 
 def test_a_special_token_is_no_tag():

@@ -54,8 +54,8 @@ def measure_loss(
             if number == 0:
                 seconds = time.perf_counter() - started
                 logger.info(
-                    "The round that warms up took %.0f s; %d more, for this of %d size(s), take "
-                    "about %.0f s.",
+                    "The round that warms up took %.0f s, and %d more, for this of %d size(s), "
+                    "take about %.0f s.",
                     seconds,
                     rounds,
                     sizes,

@@ -65,7 +65,7 @@ def measure_costs(
     """
     if rounds < 1 or steps < 0 or threads < 1:
         raise ValueError(
-            "rounds and threads must be at least 1 and steps at least 0; got "
+            "rounds and threads must be at least 1 and steps at least 0, got "
             f"rounds={rounds}, threads={threads}, steps={steps}"
         )
     variants = choose_variants(names, log_entropy, one_pass, backend)
@@ -124,6 +124,6 @@ def _refuse_other(out: Path, settings: dict[str, Any]) -> None:
     before = read_json(file)["settings"] if file.is_file() else settings
     if before != settings:
         raise ValueError(
-            f"a folder holds the costs of one set of settings; {out} has {before}, asked for "
-            f"{settings}; give another --out, or delete it"
+            f"a folder has the costs of one set of settings, but {out} has {before}, not "
+            f"{settings}. Give another --out, or delete it"
         )

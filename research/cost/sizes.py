@@ -26,10 +26,10 @@ class Size:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}")
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if self.batch % min(8, self.batch):
             raise ValueError(
-                "batch must be a multiple of 8, the completions of a prompt, or less than 8; "
+                "batch must be a multiple of 8, the completions of a prompt, or less than 8, "
                 f"got {self.batch}"
             )
 

@@ -112,9 +112,8 @@ def choose_variants(
     """
     if backend == TRL and (one_pass or {ONE_PASS, MATERIALISED} & set(names or ())):
         raise ValueError(
-            f"{ONE_PASS} and {MATERIALISED} are compared with Unsloth's loss, because TRL's own "
-            "makes one pass already and its model returns no logits; leave them out with "
-            "backend='trl'"
+            f"{ONE_PASS} and {MATERIALISED} need Unsloth's loss, got backend='trl', whose loss "
+            "makes one pass already. Leave them out"
         )
     beside = [] if backend == TRL else [MATERIALISED]
     rows = []
@@ -128,10 +127,10 @@ def choose_variants(
         algorithm = get_algorithm(name)
         if name not in _comparable():
             raise ValueError(
-                "variants must have the baseline's loss type, rule for advantages and β, so that "
-                f"only the KL term differs, and no teacher; {name!r} has "
+                "variants must have the baseline's loss type, advantages and β and no teacher, but "
+                f"{name!r} has "
                 f"loss_type={algorithm.loss_type!r}, advantages={algorithm.advantages!r}, "
-                f"beta={algorithm.beta}, guide={algorithm.guide!r}; choose among "
+                f"beta={algorithm.beta}, guide={algorithm.guide!r}. Choose among "
                 f"{', '.join([*_comparable(), ONE_PASS, MATERIALISED])}"
             )
         rows.append(

@@ -89,7 +89,7 @@ def _quantity(study: Mapping[str, Any], point: str, claim: Claim) -> np.ndarray 
     main = next(iter(tables.values()))
     if point not in (START, *main.points):
         return None
-    runs = [study["start"]] * len(main.seeds) if point == START else main.of(point)
+    runs = [study["start"]] * len(main.seeds) if point == START else main.runs_at(point)
     if claim.quantity == "reward":
         rewards = np.array([run["training"]["reward"] for run in runs])
         return np.array_split(rewards, 3, axis=1)[2].mean(axis=1, keepdims=True)

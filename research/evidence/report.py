@@ -10,9 +10,9 @@ from research.evidence.registered import REGISTERED, judge_registered
 from sage_unsloth.runs.text import markdown_table
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 from sage_unsloth.study.free_lines import STRENGTH, above_lines, distance_to_line, free_lines
-from sage_unsloth.study.points import START, strengths_of
+from sage_unsloth.study.points import START, same_method
 from sage_unsloth.study.records import Tables
-from sage_unsloth.study.report import as_dict, points_of
+from sage_unsloth.study.report import as_dict, trained_points
 from sage_unsloth.study.report import make_report as make_study_report
 from sage_unsloth.study.text import cell, claim_lines, report_markdown
 from sage_unsloth.study.verdicts import MATTERS
@@ -25,9 +25,9 @@ def make_report(folder: Path) -> dict[str, Any]:
     report = make_study_report(dict(study) | {"sets": {main: study["sets"][main]}})
     tables, item = Tables(study, main), report["sets"][main]
     k = tables.ks[-1]
-    every = list(points_of(study).values())
+    every = list(trained_points(study).values())
     baseline = next(point for point in every if point.name == tables.baseline)
-    line = [(point.settings[0][1], point.name) for point in strengths_of(baseline, every)
+    line = [(point.settings[0][1], point.name) for point in same_method(baseline, every)
             if point.settings]  # fmt: skip
     few = None
     if (folder / MORE_SAMPLES).exists():
@@ -69,7 +69,7 @@ def _mixtures(tables: Tables, line: Sequence[tuple[float, str]]) -> list[dict[st
     for k in tables.ks[2:]:
         strengths = free_lines(tables, k, line).get(STRENGTH, [])
         for m in [m for m in tables.ks if m <= k // 2]:
-            mixed = tables.mixed(m, k)
+            mixed = tables.mixture(m, k)
             beside = distance_to_line(mixed, strengths, steps=True)
             rows.append(
                 {

@@ -161,7 +161,7 @@ def problems(split: str) -> list[dict]:
         ValueError: `split` is none of `SPLITS`.
     """
     if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     posed = allocation()[split]
     return solved_problems(posed) if split == "sft" else posed_problems(posed)
 

@@ -22,7 +22,7 @@ class Curve:
         sizes = {len(v) for v in vars(self).values() if v is not None}
         if len(sizes) != 1 or 0 in sizes or (self.low is None) != (self.high is None):
             raise ValueError(
-                "a curve needs x and y of one length >= 1, and both ends of a band or neither; "
+                "a curve needs x and y of one length >= 1, and both ends of a band or neither, "
                 f"got { ({k: None if v is None else len(v) for k, v in vars(self).items()}) }"
             )
 

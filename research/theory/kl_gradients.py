@@ -28,7 +28,7 @@ def penalty(kl_estimator: str, logps: Tensor, anchor_logps: Tensor) -> Tensor:
     if kl_estimator == "k3-is":
         return k3_is(logps, anchor_logps, (logps - logps.detach()).exp())
     if kl_estimator not in PENALTIES:
-        raise ValueError(f"kl_estimator must be one of {ESTIMATORS}; got {kl_estimator!r}")
+        raise ValueError(f"kl_estimator must be one of {ESTIMATORS}, got {kl_estimator!r}")
     return PENALTIES[kl_estimator](logps, anchor_logps)
 
 

@@ -49,7 +49,7 @@ def entropy_bonus_optimum(ref_logps: Tensor, rewards: Tensor, beta: float, alpha
     """
     _check_positive("beta", beta)
     if not alpha >= 0:
-        raise ValueError(f"alpha must be >= 0 because it is a bonus on entropy; got {alpha}")
+        raise ValueError(f"alpha must be >= 0 because it is a bonus on entropy, got {alpha}")
     return ((beta * ref_logps + rewards) / (alpha + beta)).softmax(0)
 
 
@@ -173,9 +173,9 @@ def expected_update(
     """
     _check_positive("beta", beta)
     if credit not in CREDITS:
-        raise ValueError(f"credit must be one of {CREDITS}; got {credit!r}")
+        raise ValueError(f"credit must be one of {CREDITS}, got {credit!r}")
     if loss_type not in REDUCTIONS:
-        raise ValueError(f"loss_type must be one of {REDUCTIONS}; got {loss_type!r}")
+        raise ValueError(f"loss_type must be one of {REDUCTIONS}, got {loss_type!r}")
     logits = logits.detach().requires_grad_()
     logps, ref = tree.table(tree.logps(logits)), tree.table(ref_logps)
     log_guide = torch.zeros_like(ref) if log_guide is None else log_guide * tree.mask
@@ -186,7 +186,7 @@ def expected_update(
         deviation = (probability * (tree.rewards - mean) ** 2).sum().sqrt()
         if not deviation > 0:
             raise ValueError(
-                "scale_rewards needs rewards that differ because it divides by their deviation; "
+                "scale_rewards needs rewards that differ because it divides by their deviation, "
                 f"got {tree.rewards.tolist()}"
             )
         advantages = (tree.rewards - mean) / deviation
@@ -237,8 +237,8 @@ def ascend(
             return path
         path.append(tree.logps(current + rate * direction))
     raise ValueError(
-        f"the update must come to rest within {steps} steps; |g| is still "
-        f"{float(direction.abs().max()):.1e}; lower the rate or allow more steps"
+        f"the update must converge within {steps} steps, but |g| is "
+        f"{float(direction.abs().max()):.1e}. Lower the rate or allow more steps"
     )
 
 
@@ -286,9 +286,9 @@ def per_token_optimum(
 def check_kl(kl: str) -> None:
     """Raise ValueError unless `kl` is one of `KLS`."""
     if kl not in KLS:
-        raise ValueError(f"kl must be one of {KLS}; got {kl!r}")
+        raise ValueError(f"kl must be one of {KLS}, got {kl!r}")
 
 
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
-        raise ValueError(f"{name} must be > 0 because it is divided by; got {value}")
+        raise ValueError(f"{name} must be > 0 because it is divided by, got {value}")

@@ -45,7 +45,7 @@ class SupportCase:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise ValueError(
-                f"delta must lie in (0, 1) because it is a probability; got {self.delta}"
+                f"delta must lie in (0, 1) because it is a probability, got {self.delta}"
             )
 
 
@@ -130,8 +130,8 @@ def own_guide_optimum(
         if change < 1e-6:
             return new, table
     raise ValueError(
-        f"guide and policy must agree within {steps} steps; they still move by {change:.1e}; "
-        "raise beta or steps"
+        f"guide and policy must converge within {steps} steps, but they move by {change:.1e}. "
+        "Raise beta or steps"
     )
 
 
@@ -236,7 +236,7 @@ def mixture_logpdf(
     """log Σ_k w_k N(x; m_k, s_k²) at each x; the weights must sum to 1."""
     if abs(sum(weights) - 1) > 1e-9:
         raise ValueError(
-            f"weights must sum to 1 because they are a mixture's; got {list(weights)}; divide by "
+            f"weights must sum to 1 because they are a mixture's, got {list(weights)}. Divide by "
             f"{sum(weights)}"
         )
     shares, m, s = (torch.as_tensor(v, dtype=x.dtype) for v in (weights, means, deviations))
@@ -284,8 +284,8 @@ def fit_gaussian(
             mean -= rate * (2 * log_deviation).exp() * slope[0]
             log_deviation -= rate * slope[1] / 2
     raise ValueError(
-        f"the fit must come to rest within {steps} steps; the slope is "
-        f"{[float(g) for g in slope]}; start nearer or lower the rate"
+        f"the fit must converge within {steps} steps, but the slope is "
+        f"{[float(g) for g in slope]}. Start nearer or lower the rate"
     )
 
 
@@ -340,7 +340,7 @@ def train_by_sampling(
     """
     if num_generations < 2:
         raise ValueError(
-            "num_generations must be >= 2 because an advantage is relative to the group; got "
+            "num_generations must be >= 2 because an advantage is relative to the group, got "
             f"{num_generations}"
         )
     generator = torch.Generator().manual_seed(seed)
@@ -374,7 +374,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(
-            f"successes must lie in [0, trials] and trials be >= 1; got {successes} of {trials}"
+            f"successes must lie in [0, trials] and trials be >= 1, got {successes} of {trials}"
         )
     result = binomtest(successes, trials).proportion_ci(method="wilson")
     return float(result.low), float(result.high)

@@ -46,14 +46,14 @@ class Tree:
         completions = tuple(tuple(c) for c in rewards)
         if not completions or () in completions:
             raise ValueError(
-                f"a tree needs completions of at least one token; got {list(rewards)}; leave the "
+                f"a tree needs completions of at least one token, got {list(rewards)}. Leave the "
                 "empty one out"
             )
         prefixes = tuple(dict.fromkeys(c[:t] for c in completions for t in range(len(c))))
         for c in completions:
             if c in prefixes:
                 raise ValueError(
-                    f"no completion may be a prefix of another; got {c}; give it an end token"
+                    f"no completion may be a prefix of another, got {c}. Give it an end token"
                 )
         edges = list(dict.fromkeys((c[:t], c[t]) for c in completions for t in range(len(c))))
         number = {edge: i for i, edge in enumerate(edges)}
@@ -121,8 +121,8 @@ class Tree:
         self.check_shape("probabilities", probabilities, (len(self.completions),))
         if not bool((probabilities > 0).all()):
             raise ValueError(
-                "every completion must have a probability > 0 because its logarithm is taken; "
-                f"got {probabilities.tolist()}; leave impossible completions out of the tree"
+                "every completion must have a probability > 0, "
+                f"got {probabilities.tolist()}. Leave impossible completions out of the tree"
             )
         weight = self.sum_over_edges(probabilities.unsqueeze(1).expand_as(self.mask))
         return self.logps(weight.log())
@@ -135,7 +135,7 @@ class Tree:
     def check_shape(self, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
         if tuple(value.shape) != shape:
             raise ValueError(
-                f"{name} must have the shape {shape} of this tree; got {tuple(value.shape)}"
+                f"{name} must have the shape {shape} of this tree, got {tuple(value.shape)}"
             )
 
 

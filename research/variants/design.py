@@ -90,7 +90,7 @@ def load_variant(name: str) -> Variant:
         ValueError: there is none.
     """
     if name not in VARIANTS:
-        raise ValueError(f"a variant must be one of {', '.join(VARIANTS)}; got {name!r}")
+        raise ValueError(f"a variant must be one of {', '.join(VARIANTS)}, got {name!r}")
     return VARIANTS[name]()
 
 
@@ -103,7 +103,7 @@ def queue_runs(text: str) -> list[VariantRun]:
     parts = text.split()
     if len(parts) != 3 or "=" not in parts[1]:
         raise ValueError(
-            f"a line of the queue must be VARIANT ALGORITHM=STRENGTH,… SEED,…; got {text!r}"
+            f"a line of the queue must be VARIANT ALGORITHM=STRENGTH,… SEED,…, got {text!r}"
         )
     variant, method, seeds = parts
     algorithm, _, strengths = method.partition("=")

@@ -129,7 +129,8 @@ def row_records() -> VariantRecords:
     for seed, run in again.items():
         if run["correct"] != published.runs[SKEWED][seed]["correct"]:
             raise ValueError(
-                f"a run again must equal the published one; seed {seed} on skewed rows does not"
+                "a repeated run must equal the published one, "
+                f"but seed {seed} on skewed rows differs"
             )
     return _joined(records, published)
 

@@ -36,7 +36,7 @@ from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment, open_run
-from sage_unsloth.runs.stopping import ending
+from sage_unsloth.runs.stopping import handle_stop_signals
 from sage_unsloth.runs.text import log_to_terminal
 from sage_unsloth.sampling.engines import TransformersEngine
 from sage_unsloth.sampling.record_sets import sample_and_grade
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load_unsloth()
     settle_process()
     options.out.mkdir(parents=True, exist_ok=True)
-    with ending(), exclusive_lock(options.out / "queue"):
+    with handle_stop_signals(), exclusive_lock(options.out / "queue"):
         if options.rates:
             sample_rates(options.out)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sage_unsloth.problems.options import add_columns, columns_of
+from sage_unsloth.problems.options import add_columns, column_options
 
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
@@ -84,7 +84,7 @@ def _analyze(options: argparse.Namespace) -> int:
     from sage_unsloth.runs.record import read_record
     from sage_unsloth.training.stage import read_metrics
 
-    patterns, columns = _parse_patterns(options.pattern), columns_of(options)
+    patterns, columns = _parse_patterns(options.pattern), column_options(options)
     benchmarks = [parse_benchmark(text, None, None, columns) for text in options.benchmarks]
     check_columns_are_used(options.benchmarks, columns)
     out = Path(options.out)
@@ -176,7 +176,7 @@ def _next_step(
     for name, pattern in patterns.items():
         words += ["--pattern", f"{name}={pattern}"]
     if options.benchmarks:
-        words += ["--benchmarks", *options.benchmarks, *columns_of(options).options()]
+        words += ["--benchmarks", *options.benchmarks, *column_options(options).options()]
     words += ["--page"] if options.page else []
     again = f"\nNext: python -m sage_unsloth {shlex.join(words)}"
     if guided and not options.page:

@@ -52,7 +52,7 @@ def of_runs(runs: Mapping[str, Path]) -> dict[str, Any]:
                 if part in result
             }
             rows.append({"run": name, "kind": kind} | cells)
-        for kind, (before, now) in grown(result).items():
+        for kind, (before, now) in growing_kinds(result).items():
             logger.warning(
                 "%s: %s answers were %.0f %% of the correct ones in the first third of the logged "
                 "steps and are %.0f %% in the last. Look at them in %s",
@@ -63,7 +63,9 @@ def of_runs(runs: Mapping[str, Path]) -> dict[str, Any]:
     return counts
 
 
-def grown(thirds: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, tuple[float, float]]:
+def growing_kinds(
+    thirds: Mapping[str, Mapping[str, Mapping[str, int]]],
+) -> dict[str, tuple[float, float]]:
     """kind -> share of the right answers in the first and last third, of kinds that have grown by
     `MIN_RATIO` and `MIN_INCREASE`.
     """

@@ -120,7 +120,7 @@ def problem_texts(
     Raises:
         ValueError: the benchmark's answer to a problem differs from the records'.
     """
-    from sage_unsloth.sampling.record_sets import gold_of
+    from sage_unsloth.sampling.record_sets import row_gold
 
     samples, texts = sources.samples[benchmark], sources.texts.get(benchmark, {})
     if {record["problem_id"] for records in samples.values() for record in records} <= {*texts}:
@@ -129,8 +129,8 @@ def problem_texts(
     for model, records in samples.items():
         for record in records:
             row = rows.get(record["problem_id"])
-            if row is None or gold_of(row) != record["gold"]:
-                at_hand = "no such problem" if row is None else f"the answer {gold_of(row)!r:.60}"
+            if row is None or row_gold(row) != record["gold"]:
+                at_hand = "no such problem" if row is None else f"the answer {row_gold(row)!r:.60}"
                 raise ValueError(
                     f"the benchmark must be the one that was sampled, but {model} has "
                     f"{record['problem_id']} with the answer {record['gold']!r:.60}, and "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sage_unsloth.problems.options import add_prompt, prompt_of
+from sage_unsloth.problems.options import add_prompt, prompt_option
 from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import Completion, SamplingConfig, TransformersEngine
@@ -31,7 +31,7 @@ def open_model(
     Raises:
         EngineError: it could not be loaded.
     """
-    from sage_unsloth.evaluation.loading import dtype_of
+    from sage_unsloth.evaluation.loading import spec_dtype
     from sage_unsloth.models.device import release_memory
     from sage_unsloth.models.embedded import is_small, settle_process
     from sage_unsloth.models.templates import choose_format
@@ -49,7 +49,7 @@ def open_model(
             adapter=spec.adapter,
             max_length=max_length,
             load_in_4bit=spec.load_in_4bit,
-            dtype=dtype_of(spec, "auto"),
+            dtype=spec_dtype(spec, "auto"),
             template=spec.template,
             prompt=prompt,
         )
@@ -77,7 +77,7 @@ def sample_answers(
     return engine.draw([ids] * config.num_samples, list(seeds), config)
 
 
-def sampling_of(n: int, temperature: float | None, max_tokens: int) -> SamplingConfig:
+def sampling_config(n: int, temperature: float | None, max_tokens: int) -> SamplingConfig:
     """Sampling settings for answers, greedy without a temperature; ValueError for several greedy
     ones.
     """
@@ -125,8 +125,8 @@ def add_ask(commands: argparse._SubParsersAction) -> None:
 def _ask(options: argparse.Namespace) -> int:
     from sage_unsloth.evaluation.named_models import parse_model
 
-    config = sampling_of(options.n, options.temperature, options.max_tokens)
-    spec = parse_model(f"model={options.model}", options.template, prompt_of(options))
+    config = sampling_config(options.n, options.temperature, options.max_tokens)
+    spec = parse_model(f"model={options.model}", options.template, prompt_option(options))
     with open_model(spec, LONGEST_PROMPT + options.max_tokens) as (engine, prompt):
         for question in _questions(options.question):
             started = time.perf_counter()

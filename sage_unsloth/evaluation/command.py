@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sage_unsloth.evaluation.engine_options import add_engine_options, engine_options
 from sage_unsloth.grading.command import add_verifier
-from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
+from sage_unsloth.problems.options import add_columns, add_prompt, column_options, prompt_option
 from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 
@@ -121,7 +121,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     if options.smoke:
         _shorten(options)
-    prompt, columns = prompt_of(options), columns_of(options)
+    prompt, columns = prompt_option(options), column_options(options)
     models = [
         parse_model(text, options.template, prompt, options.load_in_4bit) for text in options.models
     ]

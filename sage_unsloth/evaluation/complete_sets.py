@@ -7,12 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sage_unsloth.evaluation.loading import ModelSpec, dtype_of, load_engines
+from sage_unsloth.evaluation.loading import ModelSpec, load_engines, spec_dtype
 from sage_unsloth.evaluation.record_tables import RecordSet, keep_texts, record_set
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import check_adapter_fits, model_identity
 from sage_unsloth.problems.benchmarks import Benchmark
-from sage_unsloth.prompts import PROJECT_PROMPT, turns_of
+from sage_unsloth.prompts import PROJECT_PROMPT, row_messages
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.engine_arguments import not_free
 from sage_unsloth.sampling.engines import SamplingConfig
@@ -23,7 +23,7 @@ Key = tuple[int, str]
 """Number of the model, since training seeds share a name, and name of the benchmark."""
 
 
-def identities_of(
+def model_identities(
     models: Sequence[ModelSpec],
     dtype: str = "auto",
     arguments: Mapping[str, Any] = MappingProxyType({}),
@@ -38,7 +38,7 @@ def identities_of(
         device = "cuda" if has_gpu() else "cpu"
         quantised = {"weight_bits": 4} if spec.load_in_4bit else {}
         identity = model_identity(spec.path, spec.adapter) | {"device": device} | quantised
-        if (result := dtype_of(spec, dtype)) is not None:
+        if (result := spec_dtype(spec, dtype)) is not None:
             identity["dtype"] = result
         if matters := not_free(arguments):
             identity["engine_arguments"] = matters
@@ -138,7 +138,7 @@ def draw_sets(
                     prompt=spec.prompt or PROJECT_PROMPT,
                     bar=bar,
                 )
-                texts = {row["id"]: turns_of(row)[-1]["content"] for row in benchmark.rows}
+                texts = {row["id"]: row_messages(row)[-1]["content"] for row in benchmark.rows}
                 keep_texts(files[number, benchmark.name], texts)
                 item = record_set(records, spec.name, benchmark.name, asdict(config))
                 sets[number, benchmark.name] = replace(

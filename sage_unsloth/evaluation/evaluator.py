@@ -9,7 +9,7 @@ from typing import Any
 from sage_unsloth.evaluation.complete_sets import (
     count_missing,
     draw_sets,
-    identities_of,
+    model_identities,
     set_files,
 )
 from sage_unsloth.evaluation.loading import ModelSpec
@@ -161,7 +161,7 @@ def sample_models(
     _say_precisions(models, show)
     for warning in contamination_warnings(models, benchmarks):
         show(warning)
-    identities = identities_of(models, dtype, engine_arguments or {})
+    identities = model_identities(models, dtype, engine_arguments or {})
     files = set_files(models, benchmarks, out, identities)
     templates = {}  # of the models that have a set already
     for (number, benchmark), file in files.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from sage_unsloth.models.dtypes import chosen_dtype
 from sage_unsloth.problems.benchmarks import Benchmark
-from sage_unsloth.prompts import PromptFormat, turns_of
+from sage_unsloth.prompts import PromptFormat, row_messages
 from sage_unsloth.sampling.engine_errors import engine_errors
 from sage_unsloth.sampling.engines import Engine, InBatches, SamplingConfig, TransformersEngine
 from sage_unsloth.sampling.record_sets import prompt_ids
@@ -45,7 +45,7 @@ class IdleEngine(InBatches):
         raise RuntimeError("a complete set asks for no completion")
 
 
-def dtype_of(spec: ModelSpec, dtype: str) -> str | None:
+def spec_dtype(spec: ModelSpec, dtype: str) -> str | None:
     """The dtype of a model; None for quantised weights, whose loader chooses by default."""
     return None if spec.load_in_4bit and dtype == "auto" else chosen_dtype(dtype, spec.path)
 
@@ -97,7 +97,7 @@ def load_engines(
             if number not in busy:
                 yield number, IdleEngine(kind, tokenizers[number])
         if busy:
-            problems = [turns_of(row) for benchmark in benchmarks for row in benchmark.rows]
+            problems = [row_messages(row) for benchmark in benchmarks for row in benchmark.rows]
             lengths = [len(prompt_ids(tokenizers[n], turns)) for n in busy for turns in problems]
             length = max(lengths) + config.max_completion_length
             for number, engine in load(path, {n: models[n] for n in busy}, length):
@@ -141,7 +141,7 @@ def _load_transformers(
                 adapter=spec.adapter,
                 max_length=length,
                 load_in_4bit=spec.load_in_4bit,
-                dtype=dtype_of(spec, dtype),
+                dtype=spec_dtype(spec, dtype),
                 template=spec.template,
                 prompt=spec.prompt,
             )

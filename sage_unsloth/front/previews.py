@@ -11,7 +11,7 @@ from sage_unsloth.figures import table_html, table_text
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.problems.held_out import spread
-from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, row_messages
 
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
@@ -116,7 +116,7 @@ def _where_it_acts(
     """Entropies and log q of the tokens of about 24 completions; empty without a guide."""
     from sage_unsloth.analysis.traces import trace
 
-    problems = {row["id"]: turns_of(row)[-1]["content"] for row in rows}
+    problems = {row["id"]: row_messages(row)[-1]["content"] for row in rows}
     traces = [
         trace("", model, tokenizer, guide, problems[record["problem_id"]], record)
         for record in records[:: max(1, len(records) // 24)]

@@ -97,7 +97,7 @@ def ask(
     from sage_unsloth.evaluation import ask as asking
     from sage_unsloth.evaluation.named_models import parse_model
 
-    config = asking.sampling_of(n, temperature, max_tokens)
+    config = asking.sampling_config(n, temperature, max_tokens)
     spec = parse_model(f"model={model}")
     with asking.open_model(spec, asking.LONGEST_PROMPT + max_tokens) as (engine, _):
         return [

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from sage_unsloth.grading.checker import Kind
-from sage_unsloth.grading.numerics import equal, proportional, surely_differ
+from sage_unsloth.grading.numerics import are_equal, proportional, surely_differ
 from sage_unsloth.grading.quantities import COMPOUND, amount
 from sage_unsloth.grading.sets import as_interval
 from sage_unsloth.grading.tree import (
@@ -15,7 +15,7 @@ from sage_unsloth.grading.tree import (
     exact,
     has,
     names,
-    negated,
+    negate,
 )
 from sage_unsloth.grading.units import PERCENT, Unit
 
@@ -50,7 +50,7 @@ class Same:
         if gold == answer:
             return True
         # Floats first: most wrong answers end here, without mpmath.
-        return not surely_differ(gold, answer) and equal(gold, answer, self.digits_seed())
+        return not surely_differ(gold, answer) and are_equal(gold, answer, self.digits_seed())
 
     def proportional(self, gold: Node, answer: Node) -> bool:
         """Whether the differences of two equations' sides have a constant ratio."""
@@ -172,7 +172,7 @@ def _equations(gold: Node, answer: Node, same: Same) -> bool:
 
 
 def _difference(left: Node, right: Node) -> Node:
-    return Node("sum", (left, negated(right)))
+    return Node("sum", (left, negate(right)))
 
 
 def _name(side: Node) -> str | None:

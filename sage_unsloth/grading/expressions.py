@@ -9,24 +9,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 
-from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
-from sage_unsloth.grading.tree import Node, negated, number, product, quotient
-from sage_unsloth.grading.units import words_of
+from sage_unsloth.grading.tokens import Token, Unreadable, split_tokens
+from sage_unsloth.grading.tree import Node, negate, number, product, quotient
+from sage_unsloth.grading.units import split_words
 
 DEEPEST = 40  # brackets inside each other
 _NAMED = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp cis"
 FUNCTIONS = {name: name for name in _NAMED.split()}
 FUNCTIONS |= {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_GREEK = words_of("""
+_GREEK = split_words("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar
     ell
 """)
-_ACCENTS = words_of("""
+_ACCENTS = split_words("""
     dot ddot hat bar vec tilde overline
 """)
-_APPLIED = words_of(r"""
+_APPLIED = split_words(r"""
     f g h F G H O W \phi \psi \Phi \Psi \Theta \zeta \delta \Delta
 """)
 """Letters that are functions before a bracket; `x(x+1)` is a product."""
@@ -34,13 +34,13 @@ _PREFIXES = frozenset((r"\Delta", r"\delta", r"\partial"))
 """These form one symbol with the next letter."""
 _DIFFERENTIAL = frozenset("xyztruvspqwVPTSUQAEW")
 # Short words that are not read as a product of their letters.
-_WORDS = words_of("""
+_WORDS = split_words("""
     is or and not the no if of to by at as any all yes odd nor for but nay red one two six ten
 """)
 _TIMES = frozenset(("*", r"\cdot", r"\times", r"\ast"))
 _OVER = frozenset(("/", r"\div"))
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_STOPS = words_of(r"""
+_STOPS = split_words(r"""
     ) ] } \} \rfloor \rceil
     , ; = < > : & \\ \le \ge \ne \in \cup \cap \setminus \mid \pm \mp \over \choose \of \end \% %
     \lor \land \approx and or is + -
@@ -90,7 +90,7 @@ class Reader:
         return token._replace(text=token.text[0])
 
     @contextmanager
-    def nested(self, *, bars: bool = False) -> Iterator[None]:
+    def nest(self, *, bars: bool = False) -> Iterator[None]:
         """Inside a bracket or bars. A bracket hides bars outside it."""
         self.depth += 1
         if self.depth > DEEPEST:
@@ -109,7 +109,7 @@ class Reader:
         while self.peek() in ("+", "-") and not self.at_unit():
             minus = self.next().text == "-"
             term = self.product()
-            terms.append(negated(term) if minus else term)
+            terms.append(negate(term) if minus else term)
         return terms[0] if len(terms) == 1 else Node("sum", tuple(terms))
 
     def signs(self) -> bool:
@@ -132,7 +132,7 @@ class Reader:
             elif token.kind != "text" and token.text in _TIMES:
                 self.next()
                 operand = self.operand()
-                factors = self.multiplied(token.text, factors, operand)
+                factors = self.multiply(token.text, factors, operand)
             elif token.kind != "text" and token.text in _OVER:
                 self.next()
                 # 3/4x is read as (3/4)·x by some and 3/(4x) by others, so nothing may follow such a
@@ -151,9 +151,9 @@ class Reader:
         flat: list[Node] = []
         for factor in factors:
             flat += factor.args if factor.kind == "product" else (factor,)
-        return negated(product(*flat)) if negative else product(*flat)
+        return negate(product(*flat)) if negative else product(*flat)
 
-    def multiplied(self, sign: str, factors: list[Node], operand: Node) -> list[Node]:
+    def multiply(self, sign: str, factors: list[Node], operand: Node) -> list[Node]:
         """The factors; a cross or dot product of vectors becomes one factor."""
         name = {r"\times": "cross", r"\cdot": "dot"}.get(sign)
         pair = [factors[-1], operand]
@@ -187,7 +187,7 @@ class Reader:
         return token.text.removeprefix("\\") in FUNCTIONS
 
     def operand(self) -> Node:
-        return negated(self.factor()) if self.signs() else self.factor()
+        return negate(self.factor()) if self.signs() else self.factor()
 
     # --- factors ----------------------------------------------------------------------------------
 
@@ -238,14 +238,14 @@ class Reader:
         assert value is not None
         if " " in token.text and self.peek() == "/":
             raise Unreadable  # 1 234/5
-        if "." in token.text and (repeating := self.repeating(token)) is not None:
+        if "." in token.text and (repeating := self.repeating_decimal(token)) is not None:
             return self.powers(repeating)
         match self.tokens[self.at : self.at + 3]:
             # "2 1/2" is a mixed number only if a space stands before the 1.
             case [Token("number", spaced=True) as top, Token(text="/"), Token("number") as bottom]:
                 if value.denominator == 1:
                     self.at += 3
-                    return self.mixed(value, top, bottom)
+                    return self.mixed_number(value, top, bottom)
         if self.peek() == r"\frac":
             self.next()
             top, bottom = self.argument(one_digit=True), self.argument(one_digit=True)
@@ -257,13 +257,13 @@ class Reader:
             value += a / b
         return self.powers(number(value))
 
-    def mixed(self, whole: Fraction, top: Token, bottom: Token) -> Node:
+    def mixed_number(self, whole: Fraction, top: Token, bottom: Token) -> Node:
         a, b = top.value, bottom.value
         if not (_is_int(top) and _is_int(bottom) and a is not None and b is not None and 0 < a < b):
             raise Unreadable
         return number(whole + a / b)
 
-    def repeating(self, token: Token) -> Node | None:
+    def repeating_decimal(self, token: Token) -> Node | None:
         r"""A repeating decimal: `0.\overline{72}`, `0.(72)`, `0.7272...`, `0.72 repeating`."""
         whole, _, decimals = token.text.partition(".")
         if self.peek() in (r"\overline", r"\bar", r"\dot"):
@@ -306,7 +306,7 @@ class Reader:
         if self.take("^", "**"):
             power = self.exponent()
         # sin^{-1} is the inverse function, sin^2 the square of its value.
-        if power is not None and name in _INVERSE and power == negated(number(1)):
+        if power is not None and name in _INVERSE and power == negate(number(1)):
             name, power = _INVERSE[name], None
         if self.peek() in _CLOSING:
             inside = self.bracket(self.next().text)
@@ -328,7 +328,7 @@ class Reader:
 
     def bracket(self, opening: str) -> Node:
         """One expression inside a bracket that is already open."""
-        with self.nested():
+        with self.nest():
             inside = self.over_or_choose() if opening == "{" else self.sum()
             self.expect(_CLOSING[opening])
         return inside
@@ -350,7 +350,7 @@ class Reader:
         if token.kind == "number" and _is_int(token):
             if one_digit and len(token.text) > 1:
                 # TeX takes a single digit: \frac12 is 1/2 and \frac123 is 1/2 · 3.
-                self.tokens[self.at : self.at] = tokens_of(token.text[1:])
+                self.tokens[self.at : self.at] = split_tokens(token.text[1:])
                 return number(int(token.text[0]))
             return number(token.value or 0)
         if token.kind == "letters":
@@ -367,7 +367,7 @@ class Reader:
             exponent = number(token.value or 0)
         else:
             exponent = self.atom(self.first_letter(token) if token.kind == "letters" else token)
-        return negated(exponent) if negative else exponent
+        return negate(exponent) if negative else exponent
 
     def powers(self, base: Node) -> Node:
         while self.peek() in ("^", "**", "!"):
@@ -421,7 +421,7 @@ class Reader:
         return self.symbol(token)
 
     def bars(self) -> Node:
-        with self.nested(bars=True):
+        with self.nest(bars=True):
             inside = self.sum()
             self.expect("|")
         return Node("call", ("abs", inside))
@@ -435,7 +435,7 @@ class Reader:
         if kind != "P":
             raise Unreadable
         # nPk = n! / (n − k)!
-        left = Node("factorial", (Node("sum", (count, negated(chosen))),))
+        left = Node("factorial", (Node("sum", (count, negate(chosen))),))
         return quotient(Node("factorial", (count,)), left)
 
     def symbol(self, token: Token) -> Node:
@@ -465,14 +465,14 @@ class Reader:
             return Node("constant", (name,))
         applied = text in _APPLIED or text in (r"\Gamma", "C", "P") or "'" in name
         if self.peek() == "(" and (applied or self.is_argument(text)):
-            return self.applied(name, text)
+            return self.apply_function(name, text)
         # Expectation and variance take square brackets.
         if text in ("E", "Var") and self.take("["):
             return Node("apply", (name, self.bracket("[")))
         inverse = [self.peek(ahead) for ahead in range(6)]
         if text in _APPLIED and inverse == ["^", "{", "-", "1", "}", "("]:
             self.at += 5
-            return self.applied(name + "^-1", text)
+            return self.apply_function(name + "^-1", text)
         return Node("symbol", (name,))
 
     def is_argument(self, text: str) -> bool:
@@ -487,17 +487,17 @@ class Reader:
             return False
         return token.kind == "number" or (token.kind == "letters" and len(token.text) == 1)
 
-    def applied(self, name: str, text: str) -> Node:
+    def apply_function(self, name: str, text: str) -> Node:
         start = self.at
         self.expect("(")
-        with self.nested():
+        with self.nest():
             arguments = [self.sum()]
             while self.take(","):
                 arguments.append(self.sum())
             self.expect(")")
         if text == r"\Gamma" and len(arguments) == 1:
             # Γ(n) = (n − 1)!
-            return Node("factorial", (Node("sum", (arguments[0], negated(number(1)))),))
+            return Node("factorial", (Node("sum", (arguments[0], negate(number(1)))),))
         if text == "C" and len(arguments) == 2:
             return Node("binomial", tuple(arguments))
         # C(x) with one argument is a product with a constant C, so the bracket is read again.

@@ -20,8 +20,8 @@ from sage_unsloth.grading.sets import (
     both_hold,
     inequality,
 )
-from sage_unsloth.grading.tokens import Token, Unreadable, tokens_of
-from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negated, number
+from sage_unsloth.grading.tokens import Token, Unreadable, split_tokens
+from sage_unsloth.grading.tree import EXPRESSIONS, INFINITE, Node, exact, negate, number
 from sage_unsloth.grading.units import (
     ANGLE,
     LABELS,
@@ -29,7 +29,7 @@ from sage_unsloth.grading.units import (
     UNITS,
     Unit,
     number_in_words,
-    words_of,
+    split_words,
 )
 
 _BASES = {"two": 2, "three": 3, "five": 5, "eight": 8, "ten": 10, "hex": 16}
@@ -43,7 +43,7 @@ _BASED = re.compile(
     r"(-?)\(?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\)?\s?"
     r"(?:_ ?\{?(?:base ?)?\(?([0-9]{1,2})\)?\}?|\(?(?:in )?base[ -]?([0-9]{1,2})\)?)"
 )
-_ALL = words_of("""
+_ALL = split_words("""
     for all where any every integer integers real with if positive natural nonnegative numbers
     number
 """)
@@ -165,7 +165,7 @@ class Statement(Sets):
         currency = self.currency()
         if negative and currency is None:
             self.at, negative = start, False
-        node = self.scaled(self.named() or self.over_or_choose())
+        node = self.apply_scale(self.function_name() or self.over_or_choose())
         unit = self.read_unit()
         if currency is not None:
             unit = self.money(currency, unit, start)
@@ -173,7 +173,7 @@ class Statement(Sets):
             unit = Unit(((PERCENT, 1),))
         elif node.kind == "degrees" and (unit is None or unit.powers):
             node, unit = node.args[0], unit or Unit(((ANGLE, 1),))
-        node = negated(node) if negative else node
+        node = negate(node) if negative else node
         return node if unit is None else self.compound(Node("quantity", (node, unit)))
 
     def is_point(self) -> bool:
@@ -185,7 +185,7 @@ class Statement(Sets):
         self.at -= 1
         return listed
 
-    def named(self) -> Node | None:
+    def function_name(self) -> Node | None:
         """A function's name with its variable, left of "=": `f(x)`, `y(x)`, `a(n)`."""
         match self.tokens[self.at : self.at + 5]:
             case [name, Token(text="("), variable, Token(text=")"), Token(text="=")]:
@@ -391,7 +391,7 @@ def read(text: str, *, units: bool, nouns: frozenset[str] = frozenset()) -> Node
         units, nouns: of `Quantities`.
     """
     try:
-        tokens = tokens_of(text)
+        tokens = split_tokens(text)
         signed = [i for i, token in enumerate(tokens) if token.text in (r"\pm", r"\mp")]
         if not signed:
             return Statement(tokens, units=units, nouns=nouns).answer()

@@ -81,7 +81,7 @@ class Grader:
             return last_block(completion, self.prompt)
         return result
 
-    def counted(
+    def counted_nouns(
         self,
         extracted: Sequence[str | None],
         answers: Sequence[str],
@@ -177,8 +177,8 @@ class Grader:
         self.close()
 
 
-def without_counted(answer: str | None, counted: str) -> str | None:
-    """The answer without the end that `Grader.counted` returned."""
+def strip_counted_noun(answer: str | None, counted: str) -> str | None:
+    """The answer without the end that `Grader.counted_nouns` returned."""
     return (
         answer if answer is None or not counted else answer.strip().removesuffix(counted).rstrip()
     )

@@ -36,7 +36,7 @@ from sage_unsloth.grading.tree import (
     names,
     number,
 )
-from sage_unsloth.grading.units import ANGLE, Unit, unit_of_word, words_of
+from sage_unsloth.grading.units import ANGLE, Unit, split_words, unit_of_word
 from sage_unsloth.grading.writing import (
     as_text,
     as_words,
@@ -56,7 +56,7 @@ _TEXTS = re.compile(
 )
 _COUNT = re.compile(r"-?[\d.,/]+\s+\(?[A-Za-z][A-Za-z -]{0,80}[A-Za-z]\)?", re.ASCII)
 _JOINED = re.compile(r"(?<=[a-zA-Z])-(?=[a-zA-Z])")
-_STATEMENTS = words_of("""
+_STATEMENTS = split_words("""
     not nor never less more fewer greater least most than minus plus without except half third
     quarter thousand million billion trillion hundred wrong false incorrect untrue squared cubed
     doubled tripled halved percent times and or but either both twice double triple power root

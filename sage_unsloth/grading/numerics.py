@@ -15,7 +15,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from sage_unsloth.grading.tree import EXPRESSIONS, Node, NoValue, children, names, negated, number
+from sage_unsloth.grading.tree import EXPRESSIONS, Node, NoValue, children, names, negate, number
 
 DIGITS, AGREEING_DIGITS = 150, 60  # of the arithmetic, and those that must agree at least
 MAX_EXPONENT = 5_000  # decimal exponent of a value
@@ -96,20 +96,20 @@ class Evaluation:
         if kind == "constant":
             if args[0] == "i":
                 return self.zero + 1j, 0
-            return self.checked(self.zero + getattr(self.arithmetic.library, args[0]), 0)
+            return self.bounded_value(self.zero + getattr(self.arithmetic.library, args[0]), 0)
         if kind == "apply":
-            return self.applied(*args)
+            return self.apply_function(*args)
         if kind == "call":
             return self.call(args[0], *map(self.value, args[1:]))
         parts = [self.value(arg) for arg in args]
         if kind == "sum":
-            return self.added(parts)
+            return self.add(parts)
         if kind == "product":
             return functools.reduce(self.times, parts)
         if kind == "negative":
-            return self.checked(-parts[0][0], parts[0][1])
+            return self.bounded_value(-parts[0][0], parts[0][1])
         if kind == "degrees":
-            pi = self.checked(self.zero + self.arithmetic.library.pi, 0)
+            pi = self.bounded_value(self.zero + self.arithmetic.library.pi, 0)
             return self.times(parts[0], self.times(pi, self.number(Fraction(1, 180))))
         if kind == "binomial":
             (n, error_n), (k, error_k) = parts
@@ -120,7 +120,7 @@ class Evaluation:
             raise NoValue
         return getattr(self, kind)(*parts)  # reciprocal, power, root, factorial
 
-    def checked(self, value: Any, error: Any) -> Value:
+    def bounded_value(self, value: Any, error: Any) -> Value:
         if value.imag == 0:  # -0.0 is on the other side of a root's branch
             value = value.real + self.zero
         # Every operation adds its own rounding, so the bound holds for the whole expression.
@@ -130,7 +130,7 @@ class Evaluation:
         return value, error
 
     def number(self, value: Fraction) -> Value:
-        return self.checked(self.arithmetic.number(value), 0)
+        return self.bounded_value(self.arithmetic.number(value), 0)
 
     def symbol(self, name: str) -> Any:
         # A hash and no generator: a symbol has one value in gold and answer, in any order of
@@ -146,7 +146,7 @@ class Evaluation:
             return size
         return size + self.arithmetic.number(imaginary - Fraction(1, 2)) * 1j
 
-    def applied(self, name: str, *args: Node) -> Value:
+    def apply_function(self, name: str, *args: Node) -> Value:
         """A function without a known value: a number that depends on its name and arguments."""
         # Floats are too coarse to tell arguments apart by their text.
         if self.arithmetic is FLOATS:
@@ -154,15 +154,15 @@ class Evaluation:
         texts = [self.arithmetic.library.nstr(self.value(arg)[0], 40) for arg in args]
         return self.symbol("\0".join((name, *texts))), 0
 
-    def added(self, parts: list[Value]) -> Value:
+    def add(self, parts: list[Value]) -> Value:
         total, size, error = parts[0][0], abs(parts[0][0]), parts[0][1]
         for value, more in parts[1:]:
             total, size, error = total + value, size + abs(value), error + more
-        return self.checked(total, error + size * self.epsilon)
+        return self.bounded_value(total, error + size * self.epsilon)
 
     def times(self, first: Value, second: Value) -> Value:
         (a, error_a), (b, error_b) = first, second
-        return self.checked(a * b, abs(a) * error_b + abs(b) * error_a + error_a * error_b)
+        return self.bounded_value(a * b, abs(a) * error_b + abs(b) * error_a + error_a * error_b)
 
     def reciprocal(self, part: Value) -> Value:
         value, error = part
@@ -170,7 +170,7 @@ class Evaluation:
         # one.
         if abs(value) <= 8 * error or not value:
             raise NoValue
-        return self.checked(1 / value, 2 * error / abs(value) ** 2)
+        return self.bounded_value(1 / value, 2 * error / abs(value) ** 2)
 
     def call(self, name: str, argument: Value, base: Value | None = None) -> Value:
         if name == "log":
@@ -182,7 +182,7 @@ class Evaluation:
         if base is not None:
             raise NoValue
         if name == "abs":
-            return self.checked(abs(z) + self.zero, error)
+            return self.bounded_value(abs(z) + self.zero, error)
         if name in ("floor", "ceil"):
             # Just below a whole number floor would be decided by rounding.
             if z.imag or abs(z.real) >= 1e15 or 0 < abs(z.real - round(z.real)) <= 8 * error:
@@ -208,7 +208,7 @@ class Evaluation:
         named, slope = _FUNCTIONS[name]
         value = getattr(library, named)(z)
         more = 2 * error * abs(slope(z, value, library)) + abs(value) * self.epsilon
-        return self.checked(value, more)
+        return self.bounded_value(value, more)
 
     def root(self, base: Value, degree: Value) -> Value:
         """The principal root; of a negative number an odd root is the real one."""
@@ -237,7 +237,7 @@ class Evaluation:
             return self.function("exp", self.times(exponent, self.function("ln", base)))
         power = a ** int(n.real)
         relative = abs(n) * error / abs(a) + (abs(n) + 1) * self.epsilon
-        return self.checked(power, 2 * abs(power) * relative)
+        return self.bounded_value(power, 2 * abs(power) * relative)
 
     def factorial(self, part: Value) -> Value:
         z, error = part[0] + 1, part[1]
@@ -246,7 +246,7 @@ class Evaluation:
         if abs(z) > 300 or pole:
             raise NoValue
         value = self.arithmetic.gamma(z)
-        return self.checked(value, 20 * (error + abs(z) * self.epsilon) * abs(value))
+        return self.bounded_value(value, 20 * (error + abs(z) * self.epsilon) * abs(value))
 
 
 def _arc_slope(z: Any, value: Any, library: Any) -> Any:
@@ -291,7 +291,7 @@ def is_near(first: Node, second: Node, distance: Fraction | float) -> bool:
         return False
 
 
-def equal(gold: Node, answer: Node, seed: str) -> bool:
+def are_equal(gold: Node, answer: Node, seed: str) -> bool:
     """Whether two expressions have the same value at all points where the first has one."""
     return _agree_at_points(gold, answer, seed, ratio=False)
 
@@ -368,7 +368,7 @@ def _does_not_commute(node: Node) -> bool:
     for place, factor in enumerate(factors):
         if factor.kind == "symbol" and factor.args[0].startswith("hat(") and sum(letters) > 1:
             return True
-        if factor.kind == "power" and factor.args[1] == negated(number(1)) and letters[place]:
+        if factor.kind == "power" and factor.args[1] == negate(number(1)) and letters[place]:
             around = factor.args[0] in factors[: max(0, place - 1)]
             if around or any(letters[place + 1 :]):
                 return True

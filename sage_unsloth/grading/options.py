@@ -3,7 +3,7 @@
 import re
 
 from sage_unsloth.grading.forms import read
-from sage_unsloth.grading.units import words_of
+from sage_unsloth.grading.units import split_words
 
 _CHOSEN = re.compile(
     r"(?:(?i:option|choice|answer)\s+)?(?:\\text\{\s*)?(?P<open>[(\[]?)\s*(?:\\text\{\s*)?(?P<letter>[A-Za-z])(?![a-zA-Z])"
@@ -17,7 +17,7 @@ _OPTION = re.compile(r"[(\[]?[A-Ea-e][)\]]?")
 _IN_BRACKETS = re.compile(r"\([A-Ea-e]\)|(?<![a-zA-Z])[A-E]\)")
 _TWO = re.compile(r"(?:both )?[A-E] and [A-E]|neither [A-E] nor [A-E]", re.IGNORECASE)
 # Words that take a choice back, or name a second one.
-_HEDGE = words_of("""
+_HEDGE = split_words("""
     or unless versus vs except wrong incorrect false fails fail unlikely maybe perhaps possibly
     probably but nor if see plus alternatively instead rather else either neither isn't nope
     untrue reject no not and then also over

@@ -12,8 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
-from sage_unsloth.grading.reward_functions import OF_TRL, Reward, columns_needed, parameters_of
-from sage_unsloth.own_code import describe_exception, own_frames, place_of
+from sage_unsloth.grading.reward_functions import (
+    OF_TRL,
+    Reward,
+    function_parameters,
+    parameters_without_default,
+)
+from sage_unsloth.own_code import describe_exception, error_place, own_frames
 
 UNINTERRUPTED = 30.0
 """Seconds after its time limit at which a function that holds the GIL ends the run."""
@@ -35,9 +40,9 @@ class OwnReward:
         assert reward.function is not None
         self.function, self.name, self.seconds = reward.function, reward.name, seconds
         self.__name__ = reward.name  # TRL names its metric after it
-        self.required_columns = tuple(columns_needed(reward.function))
+        self.required_columns = tuple(parameters_without_default(reward.function))
         self.last_batch: list[dict] = []
-        parameters = parameters_of(reward.function)
+        parameters = function_parameters(reward.function)
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self._takes = None if open_ended else set(parameters)
         self._sum, self._count = 0.0, 0
@@ -87,8 +92,8 @@ class OwnReward:
             stack = traceback.extract_stack(frame) if frame is not None else []
             raise ValueError(
                 f"the reward {self.name} must return within {self.seconds:g} s a call, but it was "
-                f"still running{place_of(stack)}. Fix it, or set reward_seconds=… (its thread runs "
-                "on until this process ends)"
+                f"still running{error_place(stack)}. Fix it, or set reward_seconds=… (its thread "
+                "runs on until this process ends)"
             )
         returned, value = box[0]
         if returned:
@@ -135,7 +140,7 @@ def try_reward(reward: Reward, row: Mapping[str, Any], seconds: float) -> None:
     """
     if reward.function is None:
         return
-    parameters = parameters_of(reward.function)
+    parameters = function_parameters(reward.function)
     if any(name in OF_TRL for name in parameters):
         return
     called = OwnReward(reward, seconds)

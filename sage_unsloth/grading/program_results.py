@@ -1,8 +1,8 @@
 """Values returned by a program, as the comparing process holds them.
 
 Python's sets and dicts hash numbers by public rules, so a thousand chosen numbers can cost a
-million comparisons. Here members and keys are looked up by a text (`key_of`), equal for equal
-values and hashed with a secret of the process.
+million comparisons. Here members and keys are looked up by a text (`comparison_key`), equal for
+equal values and hashed with a secret of the process.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class SetValue:
     """A set or frozenset; iterates in insertion order."""
 
     def __init__(self, items: Iterable[Any], kind: type = set) -> None:
-        self.by_key = {key_of(item): item for item in items}
+        self.by_key = {comparison_key(item): item for item in items}
         self.kind = kind
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class SetValue:
         return iter(self.by_key.values())
 
     def __contains__(self, item: Any) -> bool:
-        return key_of(item) in self.by_key
+        return comparison_key(item) in self.by_key
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SetValue) and self.by_key.keys() == other.by_key.keys()
@@ -57,7 +57,7 @@ class DictValue:
     """A dict."""
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        self.by_key = {key_of(key): (key, value) for key, value in pairs}
+        self.by_key = {comparison_key(key): (key, value) for key, value in pairs}
 
     def __len__(self) -> int:
         return len(self.by_key)
@@ -66,10 +66,10 @@ class DictValue:
         return (key for key, _ in self.by_key.values())
 
     def __contains__(self, key: Any) -> bool:
-        return key_of(key) in self.by_key
+        return comparison_key(key) in self.by_key
 
     def __getitem__(self, key: Any) -> Any:
-        return self.by_key[key_of(key)][1]
+        return self.by_key[comparison_key(key)][1]
 
     def items(self) -> Iterable[tuple[Any, Any]]:
         return self.by_key.values()
@@ -87,7 +87,7 @@ class DictValue:
     __hash__ = None  # type: ignore[assignment]
 
 
-def key_of(value: Any) -> str:
+def comparison_key(value: Any) -> str:
     """A text that is equal exactly for equal hashable values (1, 1.0 and True are equal).
 
     Raises:
@@ -99,14 +99,14 @@ def key_of(value: Any) -> str:
     elif kind is float:
         text = f"nan{id(value)}" if math.isnan(value) else _number_key(value)  # equals itself alone
     elif kind is complex:
-        parts = key_of(value.real), key_of(value.imag)
+        parts = comparison_key(value.real), comparison_key(value.imag)
         text = parts[0] if value.imag == 0 else "c" + ",".join(parts)
     elif kind is str:
         text = f"s{value}"
     elif kind is bytes:
         text = f"b{value.hex()}"
     elif kind is tuple:
-        text = "t" + _join(key_of(item) for item in value)
+        text = "t" + _join(comparison_key(item) for item in value)
     elif kind is SetValue:
         text = "f" + _join(sorted(value.by_key))
     elif value is None:

@@ -49,11 +49,13 @@ def decode(value: Any) -> Any:
     return plain[kind](map(decode, content))
 
 
-def lines_of(text: str) -> list[str]:
+def output_lines(text: str) -> list[str]:
     """The compared lines of an output: without trailing white space and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def output_digest(text: str) -> str:
-    """SHA-256 of `lines_of`: outputs are equal where these are."""
-    return hashlib.sha256("\n".join(lines_of(text)).encode("utf-8", "surrogatepass")).hexdigest()
+    """SHA-256 of `output_lines`: outputs are equal where these are."""
+    return hashlib.sha256(
+        "\n".join(output_lines(text)).encode("utf-8", "surrogatepass")
+    ).hexdigest()

@@ -208,7 +208,7 @@ class Quantities(Reader):
                 raise Unreadable
         return Unit(((currency, 1),))
 
-    def scaled(self, node: Node) -> Node:
+    def apply_scale(self, node: Node) -> Node:
         """Multiplies by the scale words that follow: `1.5 million`."""
         while self.units and (scale := SCALES.get(_lower(self.token()))):
             if exact(node) is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sage_unsloth.grading.checker import Grade, Kind
-from sage_unsloth.grading.grader import Grader, without_counted
+from sage_unsloth.grading.grader import Grader, strip_counted_noun
 
 TextOrTurns = str | list[dict]
 
@@ -54,8 +54,10 @@ class SolutionReward:
         requested = [
             None if prompt is None else _text(prompt) for prompt in prompts or [None] * len(texts)
         ]
-        counted = self.grader.counted(extracted, answer, requested)
-        verdicts = self.grader.judge_answers(list(map(without_counted, extracted, counted)), answer)
+        counted = self.grader.counted_nouns(extracted, answer, requested)
+        verdicts = self.grader.judge_answers(
+            list(map(strip_counted_noun, extracted, counted)), answer
+        )
         self._counts.update(verdict.grade for verdict in verdicts)
         self._kinds.update(v.kind for v in verdicts if v.grade is Grade.CORRECT)
         self.last_batch = [

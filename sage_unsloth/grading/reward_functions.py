@@ -121,7 +121,7 @@ def recorded_rewards(rewards: Sequence[Reward]) -> list[dict[str, Any]] | None:
     return results
 
 
-def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> None:
+def check_reward_columns(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> None:
     """Raises ValueError if a function has a parameter that is not a column of the data.
 
     Args:
@@ -131,7 +131,9 @@ def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> N
         if reward.function is None:
             continue
         there = sorted(set(columns) - {"prompt"})
-        lacking = [name for name in columns_needed(reward.function) if name not in there]
+        lacking = [
+            name for name in parameters_without_default(reward.function) if name not in there
+        ]
         if lacking:
             known = ("prompts", "completions", *OF_TRL, *there)
             meant = [difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in lacking]
@@ -151,7 +153,7 @@ def check_columns_of(rewards: Sequence[Reward], columns: Mapping[str, Any]) -> N
             )
 
 
-def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Raises ValueError for a function without a signature."""
     try:
         return inspect.signature(function).parameters
@@ -159,11 +161,11 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
         raise ValueError(f"a reward must have a signature, got {function!r:.200}") from None
 
 
-def columns_needed(function: Callable[..., Any]) -> list[str]:
+def parameters_without_default(function: Callable[..., Any]) -> list[str]:
     """The parameters that must be columns of the data."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [
         name
-        for name, parameter in parameters_of(function).items()
+        for name, parameter in function_parameters(function).items()
         if parameter.default is parameter.empty and parameter.kind in named and name not in GIVEN
     ]

@@ -93,12 +93,12 @@ def _one_of(argument: int, values: tuple[int, ...], error: int) -> list[_Line]:
 def _conditions() -> dict[str, list[_Line]]:
     """Instructions that decide about the calls of `CONDITIONAL_CALLS`."""
 
-    def reading(argument: int) -> list[_Line]:
+    def load_argument(argument: int) -> list[_Line]:
         return [_load(argument), (_ANY_BIT, 0, 1, _WRITING), _refuse(errno.EACCES), _PASS]
 
     return {
-        "open": reading(1),
-        "openat": reading(2),
+        "open": load_argument(1),
+        "openat": load_argument(2),
         "clone": [
             *(_load(0), (_ANY_BIT, 2, 0, _CLONE_NEW), (_ANY_BIT, 0, 1, _CLONE_THREAD)),
             *(_PASS, _DENY),

@@ -2,7 +2,7 @@
 
 from sage_unsloth.grading.quantities import Quantities
 from sage_unsloth.grading.tokens import Unreadable
-from sage_unsloth.grading.tree import EXPRESSIONS, INFINITY, Node, exact, negated
+from sage_unsloth.grading.tree import EXPRESSIONS, INFINITY, Node, exact, negate
 
 NUMBER_SETS = frozenset((r"\mathbbR", r"\mathbbZ", r"\mathbbN", r"\mathbbQ"))
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -38,7 +38,7 @@ class Sets(Quantities):
         while self.take(r"\cup", "U"):
             parts.append(self.one_set())
         if len(parts) == 1:
-            return without(parts[0], self.one_set()) if self.take(r"\setminus") else parts[0]
+            return remove_point(parts[0], self.one_set()) if self.take(r"\setminus") else parts[0]
         if all(part.kind == "members" for part in parts):
             return Node("members", tuple(element for part in parts for element in part.args))
         parts = [as_interval(part) for part in parts]
@@ -55,7 +55,7 @@ class Sets(Quantities):
         if opening == r"\begin":
             return self.matrix()
         if opening in (r"\{", "{"):
-            with self.nested():
+            with self.nest():
                 return self.braces(r"\}" if opening == r"\{" else "}")
         if opening in ("(", "[") and self.take(r"\begin"):
             matrix = self.matrix()
@@ -63,7 +63,7 @@ class Sets(Quantities):
             return matrix
         if opening not in ("(", "[", "]"):
             raise Unreadable
-        with self.nested():
+        with self.nest():
             return self.brackets(opening)
 
     def brackets(self, opening: str) -> Node:
@@ -145,23 +145,23 @@ def as_interval(node: Node) -> Node:
 
 
 def ray(low: Node, high: Node, has_low: bool, has_high: bool) -> Node:
-    if (low == negated(INFINITY) and has_low) or (high == INFINITY and has_high):
+    if (low == negate(INFINITY) and has_low) or (high == INFINITY and has_high):
         raise Unreadable
     return Node("interval", (low, high, has_low, has_high))
 
 
-REALS = Node("union", ((ray(negated(INFINITY), INFINITY, False, False),), ""))
+REALS = Node("union", ((ray(negate(INFINITY), INFINITY, False, False),), ""))
 
 
-def without(node: Node, points: Node) -> Node:
+def remove_point(node: Node, points: Node) -> Node:
     """The reals without one number."""
     if node != REALS or points.kind != "members" or len(points.args) != 1:
         raise Unreadable
-    return apart(points.args[0], "")
+    return exclude_point(points.args[0], "")
 
 
-def apart(point: Node, variable: str) -> Node:
-    below = ray(negated(INFINITY), point, False, False)
+def exclude_point(point: Node, variable: str) -> Node:
+    below = ray(negate(INFINITY), point, False, False)
     return Node("union", ((below, ray(point, INFINITY, False, False)), variable))
 
 
@@ -183,18 +183,18 @@ def inequality(sides: list[Node], operators: list[str]) -> Node:
         return Node("relation", (operator, left, right))
     name, belongs = left.args[0], operator in ("<=", ">=")
     if operator == "!=":
-        return apart(right, name)
+        return exclude_point(right, name)
     if operator in ("<", "<="):
-        return Node("union", ((ray(negated(INFINITY), right, False, belongs),), name))
+        return Node("union", ((ray(negate(INFINITY), right, False, belongs),), name))
     return Node("union", ((ray(right, INFINITY, belongs, False),), name))
 
 
 def both_hold(first: Node, second: Node, variable: str, *, apart: bool) -> Node:
     """The interval of `x > 2` and `x < 4`; the union of `x < 2, x > 4` if `apart`."""
-    low, high = sorted((first, second), key=lambda piece: piece.args[0] == negated(INFINITY))
+    low, high = sorted((first, second), key=lambda piece: piece.args[0] == negate(INFINITY))
     (bottom, no_top, has_bottom, _), (no_bottom, top, _, has_top) = low.args, high.args
     a, b = exact(bottom), exact(top)
-    if no_top != INFINITY or no_bottom != negated(INFINITY) or a is None or b is None:
+    if no_top != INFINITY or no_bottom != negate(INFINITY) or a is None or b is None:
         raise Unreadable
     if a < b:
         return Node("union", ((ray(bottom, top, has_bottom, has_top),), variable))

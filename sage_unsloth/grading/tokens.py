@@ -58,7 +58,7 @@ class Token(NamedTuple):
     value: Fraction | None = None
 
 
-def tokens_of(text: str) -> list[Token]:
+def split_tokens(text: str) -> list[Token]:
     """The tokens of a text after `writing.normalise_spelling`.
 
     Raises:

@@ -62,7 +62,7 @@ def quotient(top: Node, bottom: Node) -> Node:
     return Node("product", (top, Node("reciprocal", (bottom,))))
 
 
-def negated(node: Node) -> Node:
+def negate(node: Node) -> Node:
     return node.args[0] if node.kind == "negative" else Node("negative", (node,))
 
 

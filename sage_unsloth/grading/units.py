@@ -12,7 +12,7 @@ from fractions import Fraction
 PERCENT, ANGLE = "%", "angle"
 
 
-def words_of(text: str) -> frozenset[str]:
+def split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
@@ -77,7 +77,7 @@ bit: bit= bits | Mbps=
 level: dB= decibel decibels
 area: acre= acres | hectare=61776/25000 hectares ha
 """
-_COUNTED = words_of("""
+_COUNTED = split_words("""
     apple orange banana pear peach plum lemon lime mango grape cherry strawberry blueberry
     raspberry berry watermelon melon pineapple coconut avocado tomato potato carrot onion
     cucumber pepper pumpkin vegetable fruit nut peanut almond walnut acorn egg cookie cake
@@ -120,16 +120,16 @@ _COUNTED = words_of("""
     move
 """)
 # These are also functions or terms of mathematics.
-_SKIP = words_of("prime hat log loss multiple root factor cube square power")
+_SKIP = split_words("prime hat log loss multiple root factor cube square power")
 NOUNS = _COUNTED - _SKIP
-FILLERS = words_of("""
+FILLERS = split_words("""
     total left each altogether remaining old different distinct possible real positive only tall
     long wide deep high all
 """)
 JOINS = frozenset(("and", "of", "per", "a", "an", "the", "every"))
 
 
-LABELS = words_of("""
+LABELS = split_words("""
     area perimeter circumference volume surface length width height depth radius diameter
     distance displacement base side hypotenuse angle slope intercept total sum difference
     product quotient remainder average mean median mode range variance deviation probability
@@ -172,7 +172,7 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 UNITS = _table()
 RATES = {"mph": ("mi", "h"), "kph": ("km", "h"), "kmph": ("km", "h"), "kmh": ("km", "h")}
 """Units that are a rate: unit and unit of time."""
-GLUED = words_of("m g h L V W N J")
+GLUED = split_words("m g h L V W N J")
 """Units of one letter that may follow a number without a space."""
 
 

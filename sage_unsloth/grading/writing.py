@@ -9,7 +9,7 @@ import unicodedata
 
 from sage_unsloth.grading.checker import LONGEST_ANSWER
 from sage_unsloth.grading.extraction import closing_brace
-from sage_unsloth.grading.units import words_of
+from sage_unsloth.grading.units import split_words
 
 MAX_MARKUP_DEPTH = 12  # of markup around an answer
 MOST_BRACES = 200
@@ -45,7 +45,7 @@ _CHARACTERS = str.maketrans(
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # Commands without a meaning, and synonyms of others.
-_NOTHING = words_of("""
+_NOTHING = split_words("""
     left right middle big Big bigg Bigg bigl bigr bigm Bigl Bigr Bigm biggl biggr
     biggm Biggl Biggr Biggm
     displaystyle textstyle large Large LARGE huge small bf rm
@@ -173,7 +173,7 @@ def normalise_spelling(text: str) -> str | None:
     return text.strip()
 
 
-_LEADS = words_of("""
+_LEADS = split_words("""
     so thus hence therefore then now we get have obtain find there it he she they this that
     the a an of final correct exact total answer answers ans result solution solutions set
     value values point points vertex center centre coordinates equation polynomial line
@@ -214,7 +214,7 @@ _WORDS = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{3}|[a-z]{1,2}[A-Z]+|abc|[A-Z]{2}[a-z]|[A-Z][a-z][A-Z]")
 
 
-_ELEMENTS = words_of("""
+_ELEMENTS = split_words("""
     H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As
     Se Br Kr Rb Sr Y Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Nd Sm Eu Gd W Pt
     Au Hg Tl Pb Bi Rn Ra Th U Pu

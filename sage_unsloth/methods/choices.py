@@ -108,8 +108,8 @@ def check_together(trainer: Any, choice: Choice) -> None:
     check_choices(
         guide=choice.guide,
         beta=trainer.beta,
-        kl_estimator=choice.recorded("kl_estimator", "k3").partition(",")[0],
-        credit=choice.recorded("credit", "token"),
-        kl_in=choice.recorded("kl_in", "loss"),
+        kl_estimator=choice.method_record("kl_estimator", "k3").partition(",")[0],
+        credit=choice.method_record("credit", "token"),
+        kl_in=choice.method_record("kl_in", "loss"),
         teacher=choice.teacher,
     )

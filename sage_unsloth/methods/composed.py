@@ -7,12 +7,12 @@ from typing import Any
 from sage_unsloth.methods.advantage_rules import GRPO, Rule
 from sage_unsloth.methods.choices import check_places
 from sage_unsloth.methods.credit import credit_sequences
-from sage_unsloth.methods.group_rewards import advantages_by
+from sage_unsloth.methods.group_rewards import use_advantages
 from sage_unsloth.methods.kl_reward import kl_in_reward
 from sage_unsloth.methods.own_penalty import kl_penalty
-from sage_unsloth.methods.rehearsal import RehearsalRule, Stored, rehearsal_rule, rehearsed
+from sage_unsloth.methods.rehearsal import RehearsalRule, Stored, add_rehearsal, rehearsal_rule
 from sage_unsloth.methods.resampling import dynamic_sampling
-from sage_unsloth.methods.token_rules import NONE, token_advantages_by
+from sage_unsloth.methods.token_rules import NONE, use_token_advantages
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.guided import guided_kl
@@ -43,12 +43,12 @@ def with_methods(
     A setting at its default opens nothing.
 
     Args:
-        advantages: as for `advantages_by`.
-        token_advantages: as for `token_advantages_by`.
+        advantages: as for `use_advantages`.
+        token_advantages: as for `use_token_advantages`.
         kl_estimator, k3_bounded: as for `kl_penalty`.
         credit: "token", or "sequence" (`credit_sequences`).
         kl_in: "loss", or "reward" (`kl_in_reward`).
-        rehearsal, rehearsal_coef, stored: as for `rehearsed`.
+        rehearsal, rehearsal_coef, stored: as for `add_rehearsal`.
         max_resamples: as for `dynamic_sampling`.
         options: further arguments of `guided_kl`.
 
@@ -60,12 +60,12 @@ def with_methods(
     check_places(credit, kl_in)
     with ExitStack() as stack:
         for method in (
-            advantages_by(trainer, advantages),
-            token_advantages_by(trainer, token_advantages),
+            use_advantages(trainer, advantages),
+            use_token_advantages(trainer, token_advantages),
             kl_penalty(trainer, kl_estimator, bounded=k3_bounded),
             *([credit_sequences(trainer)] if credit == "sequence" else []),
             *([kl_in_reward(trainer)] if kl_in == "reward" else []),
-            rehearsed(trainer, stored, coef=rehearsal_coef, rule=rule),
+            add_rehearsal(trainer, stored, coef=rehearsal_coef, rule=rule),
             dynamic_sampling(trainer, max_resamples),
             guided_kl(trainer, guide, **options),
         ):

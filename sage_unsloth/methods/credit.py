@@ -39,7 +39,7 @@ def credit_sequences(trainer: Any) -> Iterator[None]:
         groups: Tensor,
         metrics: dict[str, Tensor],
     ) -> Tensor:
-        # Read at each batch: advantages_by may be opened around or inside this context.
+        # Read at each batch: use_advantages may be opened around or inside this context.
         rule = rule_in_force(trainer)
         advantages, credit = with_sequence_credit(
             advantages,

@@ -27,10 +27,10 @@ from sage_unsloth.methods.advantage_rules import (
 from sage_unsloth.methods.group_advantages import GRPO_EPSILON
 from sage_unsloth.methods.reference import reference_adapter
 from sage_unsloth.patch.choice import Choice, Method, add_method
-from sage_unsloth.patch.seam import seam_of
+from sage_unsloth.patch.seam import find_seam
 from sage_unsloth.patch.trained_with import describe_function
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.switches import drops_equal_rewards
 from sage_unsloth.trainers.trainer_names import ContractError
@@ -41,10 +41,10 @@ DEAD = "advantages/dead_groups"
 
 
 @contextmanager
-def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
+def use_advantages(trainer: Any, rule: Rule) -> Iterator[None]:
     """Within this context, this rule computes the advantages of each training rollout batch.
 
-        with advantages_by(trainer, "pkpo,k=4"), guided_kl(trainer, guide):
+        with use_advantages(trainer, "pkpo,k=4"), guided_kl(trainer, guide):
             trainer.train()
 
     `advantages/dead_groups` is the share of groups whose advantages are all 0 under the rule. The
@@ -100,7 +100,7 @@ def replace_group_advantages(trainer: Any) -> Iterator["_Groups"]:
     listeners = {names.ROLLOUT: groups.roll_out, names.REWARDS: groups.grade}
     with (
         replace_attributes(trainer, **{GROUPS_ATTRIBUTE: groups}),
-        listening(trainer, "advantages", **listeners),
+        listen(trainer, "advantages", **listeners),
     ):
         yield groups
 
@@ -138,14 +138,14 @@ class _Groups:
         batch["advantages"] = own.to(batch["advantages"])
         _put_into_completions_table(trainer, advantages)
         of_groups = (advantages.view(-1, trainer.num_generations) == 0).all(1)
-        names.metrics_of(trainer, "train")[DEAD].append(of_groups.float().mean().item())
+        names.logged_metrics(trainer, "train")[DEAD].append(of_groups.float().mean().item())
         return batch
 
 
 def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
     """Raises ValueError unless rewards are summed and groups of equal rewards are kept."""
     rule = rule_in_force(trainer) or GRPO_RULE
-    in_reward = choice.recorded("kl_in", "loss") == "reward"
+    in_reward = choice.method_record("kl_in", "loss") == "reward"
     check_rule(rule, trainer.num_generations, any_reward=in_reward)
     if trainer.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
@@ -153,7 +153,7 @@ def check_rewards_are_summed(trainer: Any, choice: Choice) -> None:
             "multi_objective_aggregation must be 'sum_then_normalize', got "
             f"{trainer.multi_objective_aggregation!r}"
         )
-    if seam_of(trainer).name == "unsloth" and drops_equal_rewards():
+    if find_seam(trainer).name == "unsloth" and drops_equal_rewards():
         raise ValueError(
             f"advantages={rule.text!r} may learn from groups of equal rewards, which "
             "UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1 drops. Unset it, or use advantages='grpo' and "
@@ -289,7 +289,7 @@ def _logps(trainer: Any, batch: dict[str, Any], logps: Tensor | None, model: Any
             batch_size=trainer.args.per_device_train_batch_size,
         )[0]
         logps = scored
-    return seam_of(trainer).scoring.in_completion_layout(logps, batch | {"completion_mask": mask})
+    return find_seam(trainer).scoring.in_completion_layout(logps, batch | {"completion_mask": mask})
 
 
 def _put_into_completions_table(trainer: Any, advantages: Tensor) -> None:

@@ -17,7 +17,7 @@ from sage_unsloth.methods.group_rewards import (
 )
 from sage_unsloth.patch.choice import Choice, Method, add_method
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.replaced import replace_attributes
 
 
@@ -48,7 +48,7 @@ def kl_in_reward(trainer: Any) -> Iterator[None]:
         add_method(trainer, method),
         replace_group_advantages(trainer) as groups,
         replace_attributes(groups, term=term),
-        listening(trainer, "kl_in", **{names.COMPUTE_LOSS: compute_loss}),
+        listen(trainer, "kl_in", **{names.COMPUTE_LOSS: compute_loss}),
     ):
         yield
 

@@ -29,9 +29,9 @@ from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import LOSS_TYPES, Penalty
 from sage_unsloth.patch.choice import Choice, Method, add_method
 from sage_unsloth.patch.contract import check_numbers, run_of_trl, run_of_unsloth
-from sage_unsloth.patch.seam import Seam, seam_of, seam_of_class
+from sage_unsloth.patch.seam import Seam, find_seam, seam_of_class
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import Listener, listening
+from sage_unsloth.trainers.listening import Listener, listen
 from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.switches import rollout_rejection
 from sage_unsloth.trainers.trainer_names import ContractError
@@ -61,7 +61,7 @@ def kl_penalty(
         ContractError: the trainer's loss differs from the tested ones.
     """
     check_kl_estimator(kl_estimator)
-    seam = seam_of(trainer)
+    seam = find_seam(trainer)
     _check_bound(kl_estimator, bounded, seam.bounds_k3)
     of_trainer = kl_estimator not in PENALTIES and bounded in (None, seam.bounds_k3)
     # The trainer's default: nothing to check, replace or record.
@@ -81,7 +81,7 @@ def kl_penalty(
         # Only "k3" and "k3-is" with another bound come here without an entry in the table.
         penalty = PENALTIES.get(kl_estimator) or partial(k3, k3_max=UNSLOTH_K3_MAX)
         inside = _inside_unsloth if seam.name == "unsloth" else _inside_trl
-        with listening(trainer, "kl_penalty", **inside(seam, kl_estimator, penalty, trainer)):
+        with listen(trainer, "kl_penalty", **inside(seam, kl_estimator, penalty, trainer)):
             yield
 
 
@@ -137,7 +137,7 @@ def _inside_trl(
 def _check_trainer(seam: Seam, trainer: Any, choice: Choice) -> None:
     check_together(trainer, choice)
     if seam.name == "unsloth":
-        _check_own_penalty(trainer, choice.recorded("kl_estimator", "k3"))
+        _check_own_penalty(trainer, choice.method_record("kl_estimator", "k3"))
 
 
 def _check_bound(kl_estimator: str, bounded: bool | None, bounds_k3: bool) -> None:

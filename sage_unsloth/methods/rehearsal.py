@@ -20,7 +20,7 @@ completion count. Different: log u is at most 10 and has no gradient beyond, so 
 one completion is correct (`solved=1` stores those that π_ref always solves, as the paper does), and
 RL trains on it too.
 
-In training, `rehearsed` gives the term its own backward pass after the trainer's, so its
+In training, `add_rehearsal` gives the term its own backward pass after the trainer's, so its
 activations are never in memory together with those of the loss, and Unsloth's buffers for
 checkpointing serve one pass at a time.
 
@@ -41,7 +41,7 @@ from sage_unsloth.methods.reference import reference_adapter
 from sage_unsloth.patch.scoring import logps_and_entropies
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.clock import Clock
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.trainer_names import ContractError
 
 MAX_LOG_RATIO = 10.0
@@ -154,7 +154,7 @@ class Stored(NamedTuple):
 
 
 @contextmanager
-def rehearsed(
+def add_rehearsal(
     trainer: Any,
     stored: Sequence[Stored],
     *,
@@ -200,10 +200,10 @@ def rehearsed(
             weighted = coef / trainer.current_gradient_accumulation_steps * divergence
             # Which divides what it is given by this number, as the trainer has done already.
             accelerator.backward(weighted * accelerator.gradient_accumulation_steps)
-        names.metrics_of(trainer, "train")[METRIC].append(divergence.item())
+        names.logged_metrics(trainer, "train")[METRIC].append(divergence.item())
         return loss + weighted.detach()
 
-    with listening(trainer, "rehearsal", **{names.STEP: step}):
+    with listen(trainer, "rehearsal", **{names.STEP: step}):
         yield
 
 

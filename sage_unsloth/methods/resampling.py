@@ -1,8 +1,8 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): replaces prompts whose completions got equal rewards.
 
-A group with equal rewards has advantage 0 and no signal; under another rule (`advantages_by`) these
-are the groups with zero advantages under that rule. While `dynamic_sampling` is open, the dead
-groups of a rollout batch are sampled again for other prompts of the training set, at most
+A group with equal rewards has advantage 0 and no signal; under another rule (`use_advantages`)
+these are the groups with zero advantages under that rule. While `dynamic_sampling` is open, the
+dead groups of a rollout batch are sampled again for other prompts of the training set, at most
 `max_resamples` times:
 
     generate all groups, grade → dead groups → other prompts, generate and grade these groups alone
@@ -35,7 +35,7 @@ from torch import Tensor
 from sage_unsloth.methods.batch_logs import RewardLogs, completion_lengths, insert_values
 from sage_unsloth.methods.group_rewards import dead_groups, total_rewards
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import inside, listening
+from sage_unsloth.trainers.listening import inside, listen
 from sage_unsloth.trainers.trainer_names import ContractError
 
 SAMPLING_PARAMETERS = {
@@ -94,7 +94,7 @@ def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
         names.GENERATE: batches.generate,
         names.REWARDS: batches.grade,
     }
-    with listening(trainer, "resampling", **listeners):
+    with listen(trainer, "resampling", **listeners):
         yield
 
 
@@ -135,7 +135,7 @@ class _Batches:
         """`_generate`, repeated for groups without a signal; changes `prompts` and the rows too."""
         if self.rows is None:
             return proceed(prompts)
-        rows, metrics = self.rows, names.metrics_of(self.trainer, "train")
+        rows, metrics = self.rows, names.logged_metrics(self.trainer, "train")
         size = self.trainer.num_generations
         self._check_groups(rows, prompts, size)
         # TRL logs lengths while it generates; after a replacement those entries are written again.
@@ -257,7 +257,7 @@ class _Batches:
 
     def _check_lengths(self, completion_ids: list, logged: dict[str, int]) -> None:
         """Checks that `completion_lengths` computes what Unsloth logged, before replacing it."""
-        metrics = names.metrics_of(self.trainer, "train")
+        metrics = names.logged_metrics(self.trainer, "train")
         result = {
             name: values[-1]
             for name, values in metrics.items()

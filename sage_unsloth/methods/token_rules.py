@@ -24,10 +24,10 @@ TOKEN_RULES: dict[str, ShapeAdvantages] = {
 
 
 @contextmanager
-def token_advantages_by(trainer: Any, rule: str | ShapeAdvantages | None) -> Iterator[None]:
+def use_token_advantages(trainer: Any, rule: str | ShapeAdvantages | None) -> Iterator[None]:
     """Within this context, a rule changes token advantages in a `guided_kl`, after its `shape`.
 
-        with token_advantages_by(trainer, "kl-cov,share=0.002"), guided_kl(trainer):
+        with use_token_advantages(trainer, "kl-cov,share=0.002"), guided_kl(trainer):
             trainer.train()
 
     Args:

@@ -81,7 +81,7 @@ def sixteen_bit_dtype() -> str:
     return "bfloat16" if torch.cuda.get_device_capability() >= BFLOAT16_CAPABILITY else "float16"
 
 
-def why_unserved(capability: tuple[int, int], arches: Iterable[str]) -> str | None:
+def why_gpu_unsupported(capability: tuple[int, int], arches: Iterable[str]) -> str | None:
     """Why a GPU cannot be used; None if it can.
 
     Args:

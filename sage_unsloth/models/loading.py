@@ -19,7 +19,7 @@ from sage_unsloth.models.quantised import (
     refuse_quantising_again,
 )
 from sage_unsloth.models.templates import choose_format, choose_template
-from sage_unsloth.models.tokenizers import load_stop_tokens, not_found, prepare_tokenizer
+from sage_unsloth.models.tokenizers import load_stop_tokens, not_found_message, prepare_tokenizer
 from sage_unsloth.models.weights import adapter_config, check_adapter_fits, refuse_pickles
 from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.trainers import switches
@@ -198,7 +198,7 @@ def _load_plain(
         if device != "cpu":
             model = model.to(device)
     except OSError as error:
-        raise ValueError(not_found(path, error)) from error
+        raise ValueError(not_found_message(path, error)) from error
     keep_exact_products(model)
     if lora is not None:
         torch.manual_seed(seed)  # of A

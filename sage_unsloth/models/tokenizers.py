@@ -49,7 +49,7 @@ def open_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         config = AutoConfig.from_pretrained(path)
     except OSError as error:
-        raise ValueError(not_found(path, error)) from error
+        raise ValueError(not_found_message(path, error)) from error
     stops = load_stop_tokens(path, tokenizer)
     prompt = choose_format(path, prompt, adapter)
     choice = choose_template(path, tokenizer, stops, template, adapter, prompt)
@@ -73,7 +73,7 @@ def stop_tokens(generation: Any, tokenizer: Any) -> list[int]:
     return sorted({*result, tokenizer.eos_token_id} - {None})
 
 
-def not_found(path: str | Path, error: Exception) -> str:
+def not_found_message(path: str | Path, error: Exception) -> str:
     """The message for a model that cannot be loaded."""
     why = str(error).partition("\n")[0].rstrip(".")
     return (

@@ -57,7 +57,7 @@ class GuideDose:
         return gap / (beta * self.sigma)
 
 
-def dose_of(
+def compute_dose(
     log_guide: Tensor,
     mask: Tensor,
     correct: Sequence[bool],

@@ -8,7 +8,7 @@ from typing import Any
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import SHAPES, listening
+from sage_unsloth.trainers.listening import SHAPES, listen
 from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import ContractError
 
@@ -64,7 +64,7 @@ def add_method(trainer: Any, method: Method) -> Iterator[None]:
         return proceed(*args, **kwargs)
 
     # The first method listens for all: one listener is enough to see a step without guided_kl.
-    guard = nullcontext() if methods else listening(trainer, "methods", **{names.STEP: step})
+    guard = nullcontext() if methods else listen(trainer, "methods", **{names.STEP: step})
     with replace_attributes(trainer, **{METHODS_ATTRIBUTE: (*methods, method)}), guard:
         yield
 
@@ -107,7 +107,7 @@ class Choice:
         by_name = {"shape": self.shape} | {m.name: m.shape for m in self.methods}
         return [shape for name in SHAPES if (shape := by_name.get(name)) is not None]
 
-    def recorded(self, name: str, default: str) -> str:
+    def method_record(self, name: str, default: str) -> str:
         """The record of the method of that name."""
         return next((m.record for m in self.methods if m.name == name), default)
 

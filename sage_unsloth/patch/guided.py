@@ -23,7 +23,7 @@ from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.patch.choice import OPEN_ATTRIBUTE, Choice, added_methods
 from sage_unsloth.patch.rollout_batch import rollout_signals
-from sage_unsloth.patch.seam import seam_of
+from sage_unsloth.patch.seam import find_seam
 from sage_unsloth.patch.settings import check_choice
 from sage_unsloth.patch.trained_with import resume_record
 from sage_unsloth.patch.watch import guide_watch
@@ -52,7 +52,7 @@ def guided_kl(
 
     Other methods (`sage_unsloth.methods`) are contexts; open them before it:
 
-        with advantages_by(trainer, "maxrl"), guided_kl(trainer, BranchGuide()):
+        with use_advantages(trainer, "maxrl"), guided_kl(trainer, BranchGuide()):
             trainer.train()
 
     With torchrun or accelerate every process calls it; step and metrics are then those of the whole
@@ -94,7 +94,7 @@ def guided_kl(
         ChangedWeightsError: a rollout changed a trained weight; see
             `sage_unsloth.trainers.rollout_weights`.
     """
-    seam = seam_of(trainer)
+    seam = find_seam(trainer)
     choice = Choice(
         guide=guide,
         teacher=teacher,

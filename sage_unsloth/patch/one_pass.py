@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.patch.scoring import logps_and_entropies
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.loading import trainer_module
 from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import (
@@ -65,7 +65,7 @@ class OnePassScorers:
             self.calls += 1
             given = dict(zip(SCORER_PARAMETERS, args, strict=False)) | kwargs
             # Decided at every call: autocast and what is trained can change between two.
-            reason = self.reason_against(given, len(args))
+            reason = self.why_unsupported(given, len(args))
             self._log(reason)
             if reason is not None:
                 return original(*args, **kwargs)
@@ -87,7 +87,7 @@ class OnePassScorers:
         score.__signature__ = inspect.signature(original)  # where Unsloth's loss reads a default
         return score
 
-    def reason_against(self, given: dict[str, Any], positional: int = 0) -> str | None:
+    def why_unsupported(self, given: dict[str, Any], positional: int = 0) -> str | None:
         """Why this call needs Unsloth's own scorer; None if ours can answer it."""
         head, bias = given["lm_head"], given.get("lm_head_bias")
         known = {*SCORER_PARAMETERS, *KNOWN_OPTIONS}
@@ -159,7 +159,7 @@ def one_pass_loss(trainer: Any) -> Iterator[None]:
         with replace_attributes(scorers.zoo, **scorers.by_name):
             return proceed(*args, **kwargs)
 
-    with listening(trainer, "one_pass", **{COMPUTE_LOSS: compute}):
+    with listen(trainer, "one_pass", **{COMPUTE_LOSS: compute}):
         yield
     if losses and not scorers.calls:
         logger.warning(

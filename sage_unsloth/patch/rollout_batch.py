@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.trainer_names import ContractError
 
 KEY_PREFIX = "sage_"
@@ -92,7 +92,7 @@ def rollout_signals(
     def roll_out(proceed: Callable[..., dict], inputs: Any) -> dict[str, Any]:
         last.clear()
         # Elsewhere the trainer scores as it did: the loss needs nothing of this.
-        with listening(trainer, "signals", **{names.SCORE: score}):
+        with listen(trainer, "signals", **{names.SCORE: score}):
             batch = proceed(inputs)
         ref_logps = batch.get("ref_per_token_logps")
         # Identity and not equality: at step 0 policy and reference score alike.
@@ -127,9 +127,7 @@ def rollout_signals(
     model = None if isinstance(teacher, str) else teacher
     with (
         scoring.prepare(trainer, with_entropies="ref_entropies" in needs, teacher=model),
-        listening(
-            trainer, "signals", **{names.ROLLOUT: roll_out, names.COMPUTE_LOSS: compute_loss}
-        ),
+        listen(trainer, "signals", **{names.ROLLOUT: roll_out, names.COMPUTE_LOSS: compute_loss}),
     ):
         yield current
 

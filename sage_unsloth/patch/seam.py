@@ -46,7 +46,7 @@ class Seam(Protocol):
         ...
 
 
-def seam_of(trainer: Any) -> Seam:
+def find_seam(trainer: Any) -> Seam:
     """The seam of a trainer: Unsloth's if Unsloth is imported, else TRL's.
 
     Raises:
@@ -56,7 +56,7 @@ def seam_of(trainer: Any) -> Seam:
 
 
 def seam_of_class(trainer_class: type) -> Seam:
-    """`seam_of` for a trainer's class."""
+    """`find_seam` for a trainer's class."""
     if "unsloth" in sys.modules:
         loading = importlib.import_module("sage_unsloth.trainers.loading")
         seam = importlib.import_module("sage_unsloth.patch.unsloth_seam")

@@ -64,7 +64,7 @@ def _check_ratio(trainer: Any, choice: Choice) -> None:
     estimator.
     """
     # The record may be "k3, bounded" (methods/own_penalty.py).
-    kl_estimator = choice.recorded("kl_estimator", "k3").partition(",")[0]
+    kl_estimator = choice.method_record("kl_estimator", "k3").partition(",")[0]
     ratio_inside = trainer.args.use_bias_correction_kl
     if ratio_inside is not (kl_estimator == "k3-is"):
         raise ValueError(

@@ -88,7 +88,7 @@ def _code_text(code: types.CodeType) -> str:
     return repr((code.co_code, code.co_names, constants))
 
 
-def check_resumed(
+def check_resume_record(
     step: int, selected: dict | None, now: dict[str, Any], steered: SteeredGuide | None
 ) -> None:
     """Compares a checkpoint's record with the current settings.

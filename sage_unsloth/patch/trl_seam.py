@@ -22,7 +22,7 @@ from sage_unsloth.patch.trl_scoring import TrlScoring
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.data_parallel import parallelism
 from sage_unsloth.trainers.finite import Guard
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.trl_without_gpu import head_without_gpu
 
 ApplyHook = Callable[[Tensor, Tensor | None, Tensor, dict[str, Any]], HookOutput]
@@ -82,7 +82,7 @@ def loss_with_hook(
             inputs["ref_per_token_logps"] = torch.where(mask.bool(), ref_logps, new_logps.detach())
         return result
 
-    with listening(trainer, "loss", **{names.SCORE: score}):
+    with listen(trainer, "loss", **{names.SCORE: score}):
         return loss(model, inputs)
 
 
@@ -122,5 +122,5 @@ class TrlSeam:
         self, trainer: Any, choice: Choice, guard: Guard, of_batch: dict[str, Tensor]
     ) -> Iterator[TrlHook]:
         hook = TrlHook(trainer=trainer, choice=choice, guard=guard, of_batch=of_batch)
-        with listening(trainer, "loss", **{names.TRL_LOSS: hook.compute_loss}):
+        with listen(trainer, "loss", **{names.TRL_LOSS: hook.compute_loss}):
             yield hook

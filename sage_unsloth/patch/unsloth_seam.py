@@ -29,7 +29,7 @@ from sage_unsloth.patch.unsloth_scoring import UnslothScoring
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.data_parallel import pooled_means
 from sage_unsloth.trainers.finite import Guard
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.replaced import replace_attributes
 
 ANY_QUANTILE = 0.5
@@ -140,5 +140,5 @@ class UnslothSeam:
         hook = UnslothHook(
             module=self.module, trainer=trainer, choice=choice, guard=guard, of_batch=of_batch
         )
-        with listening(trainer, "loss", **{names.COMPUTE_LOSS: hook.compute_loss}):
+        with listen(trainer, "loss", **{names.COMPUTE_LOSS: hook.compute_loss}):
             yield hook

@@ -11,7 +11,7 @@ from sage_unsloth.objective.guide_metrics import GuideMetrics
 from sage_unsloth.objective.protocols import Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 from sage_unsloth.patch.settings import fixed_settings
-from sage_unsloth.patch.trained_with import check_resumed
+from sage_unsloth.patch.trained_with import check_resume_record
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.clock import Clock
 from sage_unsloth.trainers.trainer_names import ContractError
@@ -38,7 +38,7 @@ class GuideMetricsLogger:
         """Logs one micro-batch; tensors are (B, T), see `GuideMetrics.add`."""
         mode = "train" if self.trainer.model.training else "eval"
         self.micro_batches += mode == "train"
-        metrics, gather = names.metrics_of(self.trainer, mode), self.trainer.accelerator.gather
+        metrics, gather = names.logged_metrics(self.trainer, mode), self.trainer.accelerator.gather
         self._of_window[mode].add(signals, log_guide, gather, metrics, further)
         if isinstance(self.guide, SteeredGuide):
             if mode == "train":
@@ -86,7 +86,7 @@ def guide_watch(
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             selected = state.stateful_callbacks.get(STATE)
             if state.global_step > 0 and not resume_with_changes:
-                check_resumed(state.global_step, selected, record, steered)
+                check_resume_record(state.global_step, selected, record, steered)
             if steered is not None:
                 # Another guide, or other settings of it, starts from its own strength.
                 same = ((selected or {}).get("args") or record)["guide"] == record["guide"]

@@ -6,7 +6,7 @@ from .presets import CARDS as CARDS
 from .presets import MODELS as MODELS
 from .presets import model_preset as model_preset
 from .setup import Setup as Setup
-from .setup import setup_for as setup_for
+from .setup import preset_setup as preset_setup
 
 __all__ = [
     "CARDS",
@@ -17,5 +17,5 @@ __all__ = [
     "memory_plan",
     "model_preset",
     "plan_setup",
-    "setup_for",
+    "preset_setup",
 ]

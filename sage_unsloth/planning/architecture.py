@@ -64,7 +64,7 @@ class Architecture:
         return self.embedding_parameters + self.linear_parameters + norms
 
 
-def architecture_of(config: Any) -> Architecture:
+def read_architecture(config: Any) -> Architecture:
     """The sizes in a transformers config.
 
     Args:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from sage_unsloth.planning.memory import GIB, MemoryPlan, memory_plan
 from sage_unsloth.planning.presets import CARDS, MODELS, ModelPreset, nearest_card
-from sage_unsloth.planning.setup import Setup, setup_for
+from sage_unsloth.planning.setup import Setup, preset_setup
 
 
 def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
@@ -46,7 +46,7 @@ def _smaller_models(setup: Setup, memory_gib: float) -> list[str]:
         for name, model in MODELS.items()
         if model.architecture.num_parameters < setup.architecture.num_parameters
         and model.dtype != "float32"
-        and memory_plan(setup_for(model, nearest_card(memory_gib)), memory_gib).fits
+        and memory_plan(preset_setup(model, nearest_card(memory_gib)), memory_gib).fits
     ]
 
 
@@ -94,8 +94,8 @@ def memory_savings(setup: Setup) -> Iterator[tuple[str, Setup]]:
     if s.max_completion_length > 256:
         half = s.max_completion_length // 2
         yield (
-            f"completions of {half:,} tokens instead of {s.max_completion_length:,}: more are cut "
-            "off",
+            f"completions of {half:,} tokens instead of {s.max_completion_length:,}: more are "
+            "truncated",
             replace(s, max_completion_length=half),
         )
 
@@ -125,8 +125,8 @@ def plan_setup(model: ModelPreset, memory_gib: float | None, **changes) -> Setup
     """
     changes = {key: value for key, value in changes.items() if value is not None}
     if memory_gib is None:
-        return setup_for(model, None, **changes)
-    setup = setup_for(model, nearest_card(memory_gib), **changes)
+        return preset_setup(model, None, **changes)
+    setup = preset_setup(model, nearest_card(memory_gib), **changes)
     return fit_to_memory(setup, memory_gib, fixed=changes)
 
 

@@ -16,7 +16,7 @@ from sage_unsloth.planning.memory import (
     trained_parameters,
 )
 from sage_unsloth.planning.presets import CARDS, MODELS
-from sage_unsloth.planning.setup import Setup, setup_for
+from sage_unsloth.planning.setup import Setup, preset_setup
 from sage_unsloth.runs.checkpoints import NUM_CHECKPOINTS
 
 NOTES = 28
@@ -127,7 +127,7 @@ def what_fits() -> list[dict[str, str]]:
             continue
         row = {"model": model.name}
         for card in CARDS.values():
-            setup = fit_to_memory(setup_for(model, card), card.memory_gib)
+            setup = fit_to_memory(preset_setup(model, card), card.memory_gib)
             memory = memory_plan(setup, card.memory_gib)
             cell = f"{memory.needed / GIB:.1f}: {_settings(setup)}"
             if not memory.fits:

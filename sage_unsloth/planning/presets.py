@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.planning.architecture import Architecture, architecture_of
+from sage_unsloth.planning.architecture import Architecture, read_architecture
 from sage_unsloth.runs.files import read_json
 
 PAPER_BETA = 0.05
@@ -285,7 +285,7 @@ def model_preset(name: str | Path) -> ModelPreset:
     for preset in MODELS.values():
         if str(name) == preset.hub_id:
             return preset
-    architecture = architecture_of(_config_json(name))
+    architecture = read_architecture(_config_json(name))
     half = min(1024, architecture.max_position_embeddings // 2)
     return ModelPreset(
         name=Path(str(name)).name,

@@ -84,7 +84,7 @@ class Setup:
         return self.max_prompt_length + self.max_completion_length
 
 
-def setup_for(model: ModelPreset, card: CardPreset | None = None, **changes) -> Setup:
+def preset_setup(model: ModelPreset, card: CardPreset | None = None, **changes) -> Setup:
     """The settings of the presets; `changes` are fields of `Setup` and win."""
     full = model.full_finetuning if "lora_rank" not in changes else changes["lora_rank"] is None
     small = model.dtype == "float32"  # the embedded model, trained on a CPU

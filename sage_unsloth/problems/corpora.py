@@ -18,7 +18,7 @@ from sage_unsloth.grading.extraction import extract_answer
 from sage_unsloth.grading.mathematics import MATH, normalise, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
-from sage_unsloth.problems.corpus import Corpus, Filters, check_limit, corpus_of
+from sage_unsloth.problems.corpus import Corpus, Filters, check_limit, make_corpus
 from sage_unsloth.problems.gradable import gradable, references_are_answers
 from sage_unsloth.problems.gradable import gradable_answers as gradable_answers
 from sage_unsloth.problems.gym import GYM_PREFIX, training_rows
@@ -30,7 +30,7 @@ from sage_unsloth.prompts import (
     PromptFormat,
     render_prompt,
     render_solution,
-    turns_of,
+    row_messages,
 )
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
@@ -77,13 +77,13 @@ def sft_corpus(
     source = source or sft_rows(data=data, path=path)
     rows = source.rows
     filters = Filters(dict(source.counts), dict(source.left_out))
-    prompts = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
+    prompts = _lengths(tokenizer, [render_prompt(tokenizer, row_messages(row)) for row in rows])
     fits = [2 * length <= max_length for length in prompts]
     rows = filters.keep(rows, fits, f"prompt <= {max_length // 2:,} tokens")
-    texts = [render_solution(tokenizer, turns_of(row), prompt.taught(row)) for row in rows]
+    texts = [render_solution(tokenizer, row_messages(row), prompt.taught(row)) for row in rows]
     fits = [length <= max_length for length in _lengths(tokenizer, texts)]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
-    return replace(corpus_of(rows, filters, source.provenance), columns=source.columns)
+    return replace(make_corpus(rows, filters, source.provenance), columns=source.columns)
 
 
 def sft_rows(
@@ -139,7 +139,7 @@ def sft_rows(
         ]
         good = [_is_number(row["answer"]) and bool(row["solution"]) for row in rows]
         rows = filters.keep(rows, good, "numeric answer, some working")
-    return corpus_of(rows, filters, provenance)
+    return make_corpus(rows, filters, provenance)
 
 
 def rl_corpus(
@@ -166,10 +166,10 @@ def rl_corpus(
     source = source or rl_rows(data=data, path=path, limit=limit)
     rows = source.rows
     filters = Filters(dict(source.counts), dict(source.left_out))
-    lengths = _lengths(tokenizer, [render_prompt(tokenizer, turns_of(row)) for row in rows])
+    lengths = _lengths(tokenizer, [render_prompt(tokenizer, row_messages(row)) for row in rows])
     fits = [length <= max_prompt_length for length in lengths]
     rows = filters.keep(rows, fits, f"prompt <= {max_prompt_length:,} tokens")
-    corpus = corpus_of(rows, filters, source.provenance)
+    corpus = make_corpus(rows, filters, source.provenance)
     return replace(corpus, checker=source.checker, columns=source.columns)
 
 
@@ -217,7 +217,7 @@ def rl_rows(
     checker = verifier or MATH
     filters = Filters({"rows": len(rows)}, {})
     rows = filters.first(rows, limit)
-    rows = filters.keep_by(rows, {name: good[:limit] for name, good in selected.items()})
+    rows = filters.apply_filters(rows, {name: good[:limit] for name, good in selected.items()})
     if answered:
         good = gradable(rows, checker)
         if rows and not any(good):
@@ -227,7 +227,7 @@ def rl_rows(
                 "--answer-pattern, or choose another column or verifier"
             )
         rows = filters.keep(rows, good, "answer can be graded")
-    return replace(corpus_of(rows, filters, provenance), checker=checker, columns=read)
+    return replace(make_corpus(rows, filters, provenance), checker=checker, columns=read)
 
 
 def _resolve_source(
@@ -272,7 +272,7 @@ def _own_sft_rows(
     result = read_own(data, columns, ("solution",), optional=("answer",), split="train")
     filters = Filters({"rows": len(result.rows)}, {})
     selected = {name: good[:limit] for name, good in result.filters.items()}
-    rows = filters.keep_by(filters.first(result.rows, limit), selected)
+    rows = filters.apply_filters(filters.first(result.rows, limit), selected)
     if any("answer" in row for row in rows):
         rows = filters.keep(rows, [bool(row["answer"]) for row in rows], "has an answer")
         if not _teaches_answers(rows, data, verifier):
@@ -281,7 +281,7 @@ def _own_sft_rows(
         rows = [row | {"solution": without_think_tags(row["solution"])} for row in rows]
         read = [extract_answer(prompt.taught(row), prompt=prompt) == row["answer"] for row in rows]
         rows = filters.keep(rows, read, "the answer is read from the taught text")
-    return replace(corpus_of(rows, filters, result.provenance), columns=result.columns)
+    return replace(make_corpus(rows, filters, result.provenance), columns=result.columns)
 
 
 def _teaches_answers(rows: Sequence[dict], data: str, verifier: Checker | None) -> bool:

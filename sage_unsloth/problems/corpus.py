@@ -9,7 +9,7 @@ from typing import Any
 
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.prompts import turns_of
+from sage_unsloth.prompts import row_messages
 from sage_unsloth.runs.text import printable
 
 NUM_EXAMPLES = 3  # rows of each filter that are shown
@@ -62,11 +62,11 @@ class Corpus:
     def table(self) -> list[dict]:
         return [{"filter": name, "rows left": f"{count:,}"} for name, count in self.counts.items()]
 
-    def repeated(self) -> str:
+    def duplicates_text(self) -> str:
         """A note on questions that occur in several rows; empty without any."""
         answers: dict[str, set[str]] = {}
         for row in self.rows:
-            requested = json.dumps(turns_of(row))
+            requested = json.dumps(row_messages(row))
             answers.setdefault(requested, set()).add(str(row.get("answer")))
         more = len(self.rows) - len(answers)
         if not more:
@@ -76,7 +76,7 @@ class Corpus:
             text += f", {other:,} questions have different answers, of which one at most is right"
         return f"{text}."
 
-    def named(self) -> str:
+    def left_out_text(self) -> str:
         """The first rows that each filter left out, a line per filter; may be empty."""
         return "\n".join(
             f"left out by {name}, the first: "
@@ -101,7 +101,7 @@ class Filters:
         self.counts[f"first {limit:,}"] = len(rows[:limit])
         return rows[:limit]
 
-    def keep_by(self, rows: list[dict], selected: Mapping[str, Sequence[bool]]) -> list[dict]:
+    def apply_filters(self, rows: list[dict], selected: Mapping[str, Sequence[bool]]) -> list[dict]:
         """The rows that pass every filter, each a list over all rows."""
         left = list(range(len(rows)))
         for name, good in selected.items():
@@ -125,7 +125,7 @@ def check_limit(limit: int | None) -> None:
         raise ValueError(f"limit must be >= 1, got {limit}. Leave --limit out, or give more")
 
 
-def corpus_of(rows: list[dict], filters: Filters, provenance: dict) -> Corpus:
+def make_corpus(rows: list[dict], filters: Filters, provenance: dict) -> Corpus:
     """The corpus of these rows; ValueError if there are none."""
     counts = filters.counts
     if not rows:

@@ -49,23 +49,23 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def columns_of(options: argparse.Namespace) -> Columns:
+def column_options(options: argparse.Namespace) -> Columns:
     """The values of `add_columns`."""
     return parse_columns(options.columns, options.answer_pattern, options.split)
 
 
-def prompt_of(options: argparse.Namespace) -> PromptFormat | None:
+def prompt_option(options: argparse.Namespace) -> PromptFormat | None:
     """The values of `add_prompt`; None without any.
 
     Warns of a system prompt that does not name the tags of the answer.
     """
     system = None if options.system_prompt is None else _system_prompt(options.system_prompt)
     prompt = prompt_format(system, options.tags)
-    if prompt is not None and prompt.unnamed:
+    if prompt is not None and prompt.missing_marks:
         logger.warning(
             "The system prompt does not mention %s, which marks the answer: a model that was not "
             "trained to write this is unlikely to do so.",
-            " and ".join(prompt.unnamed),
+            " and ".join(prompt.missing_marks),
         )
     return prompt
 

@@ -38,7 +38,7 @@ class OwnRows:
     columns: dict[str, str]
 
 
-def source_of(data: str, split: str) -> tuple[Source, Path | None]:
+def find_source(data: str, split: str) -> tuple[Source, Path | None]:
     """A file, or a hub data set, OWNER/NAME or OWNER/NAME:CONFIG; ValueError for neither."""
     path = Path(data)
     if path.is_dir():
@@ -61,7 +61,7 @@ def read_own(
     """The rows of a file or of a hub data set, by the roles of their columns.
 
     Args:
-        data: see `source_of`.
+        data: see `find_source`.
         needed: required roles besides the problem: `answer`, `solution`.
         split: of the hub, unless `columns` has one.
         optional: roles that are found by name and may be missing.
@@ -77,7 +77,7 @@ def read_own(
 
 def read_raw(data: str, columns: Columns, split: str) -> tuple[list[dict], dict]:
     """The non-empty rows as they are, and their provenance."""
-    source, path = source_of(data, columns.split or split)
+    source, path = find_source(data, columns.split or split)
     if path is not None and columns.split is not None:
         raise ValueError(
             f"a split is for data of the hub, got --split {columns.split} with the file {path}"

@@ -44,7 +44,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def step_of(checkpoint: Path) -> int:
+def checkpoint_step(checkpoint: Path) -> int:
     return int(checkpoint.name.split("-")[1])
 
 
@@ -109,7 +109,7 @@ def keeper() -> Any:
             # Files of the old one among those of a new one of the same step would be no checkpoint.
             if rank() == 0:
                 for path in _newest_first(Path(args.output_dir)):
-                    if step_of(path) > state.global_step and _fault(path) is not None:
+                    if checkpoint_step(path) > state.global_step and _fault(path) is not None:
                         shutil.rmtree(path)
             wait_for_all()
 
@@ -123,7 +123,7 @@ def keeper() -> Any:
 
 def _newest_first(folder: Path) -> list[Path]:
     results = [path for path in folder.glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
-    return sorted(results, key=step_of, reverse=True)
+    return sorted(results, key=checkpoint_step, reverse=True)
 
 
 def _optimizer(checkpoint: Path) -> tuple[str, ...]:

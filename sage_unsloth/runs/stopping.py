@@ -4,9 +4,10 @@ The first one lets work in flight finish and be saved, a second one ends the run
 may reach a process twice, from the system and from its parent, so SIGTERM and SIGHUP within
 `REPEATED` seconds of the first count as the same one.
 
-Work in flight is an optimizer step or a batch of completions (`finishing`). Elsewhere nothing would
-be lost, and the first signal ends the run: Ctrl-C by Python's KeyboardInterrupt, and on the command
-line SIGTERM by an exception too, so that locks, worker processes and patches are undone (`ending`).
+Work in flight is an optimizer step or a batch of completions (`finish_step`). Elsewhere nothing
+would be lost, and the first signal ends the run: Ctrl-C by Python's KeyboardInterrupt, and on the
+command line SIGTERM by an exception too (`handle_stop_signals`), so that locks, worker processes
+and patches are undone.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ class Terminated(SystemExit):
 
 
 class Stop:
-    """Shared between `finishing` and the loop inside it.
+    """Shared between `finish_step` and the loop inside it.
 
     Attributes:
         cause: the signal that requested the end, or None.
@@ -52,7 +53,7 @@ class Stop:
 
 
 @contextlib.contextmanager
-def finishing(step: str) -> Iterator[Stop]:
+def finish_step(step: str) -> Iterator[Stop]:
     """Inside, the first signal only sets `cause`, so that the step in flight can be finished.
 
     The loop inside checks `cause` after each step and ends; on leaving, the signal is raised. A
@@ -89,7 +90,7 @@ def finishing(step: str) -> Iterator[Stop]:
 
 
 @contextlib.contextmanager
-def ending() -> Iterator[None]:
+def handle_stop_signals() -> Iterator[None]:
     """For a command: a signal raises KeyboardInterrupt or Terminated, a second one exits.
 
     The exception may get lost in two ways. Python drops those raised in callbacks of its garbage
@@ -133,7 +134,7 @@ def ending() -> Iterator[None]:
 
 
 def allow(seconds: float) -> None:
-    """Inside `ending`, after it has raised: allows this many seconds instead of `UNWINDING`."""
+    """After `handle_stop_signals` has raised: allows this many seconds, not `UNWINDING`."""
     if signal.getitimer(signal.ITIMER_REAL)[0]:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.sampling.engine_arguments import engine_arguments, lora_arguments
-from sage_unsloth.trainers.cpu_vllm import put_beside, run_in_this_process
+from sage_unsloth.trainers.cpu_vllm import attach_engine, run_in_this_process
 
 
-def start_beside(
+def start_cpu_engine(
     model: Any,
     path: str | Path,
     max_length: int,
@@ -32,4 +32,4 @@ def start_beside(
     given = engine_arguments((), max_length, dtype=dtype) | lora_arguments([rank])
     # The importance weights are taken to what a token was drawn from, so after min-p and the rest.
     given |= {"logprobs_mode": "processed_logprobs"} | dict(arguments or {})
-    put_beside(model, lambda: LLM(model=str(path), **given))
+    attach_engine(model, lambda: LLM(model=str(path), **given))

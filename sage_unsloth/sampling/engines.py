@@ -174,7 +174,7 @@ class TransformersEngine(InBatches):
                 generation_config=settings,
                 logits_processor=LogitsProcessorList(processors),
             )
-        return [completion_of(tokenizer, row, self.stops) for row in ids[:, length:].tolist()]
+        return [make_completion(tokenizer, row, self.stops) for row in ids[:, length:].tolist()]
 
 
 def _filters(config: SamplingConfig, pad_token_id: int, device: Any) -> list:
@@ -207,7 +207,7 @@ class _Draw:
         return torch.full_like(scores_BV, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
 
 
-def completion_of(tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> Completion:
+def make_completion(tokenizer: Any, ids: Sequence[int], stops: Sequence[int]) -> Completion:
     """Token ids up to the first stop token, as text with special tokens."""
     ids = list(ids)
     end = next((place for place, token in enumerate(ids) if token in stops), None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from sage_unsloth.grading.grader import Grader, without_counted
+from sage_unsloth.grading.grader import Grader, strip_counted_noun
 
 GRADED = ("extracted", "gold", "grade", "kind", "grader")
 
@@ -22,8 +22,8 @@ def grade_records(
     if problems is None:
         counted = [record.get("counted", "") for record in records]
     else:
-        counted = grader.counted(answers, golds, problems)
-    verdicts = grader.judge_answers(list(map(without_counted, answers, counted)), golds)
+        counted = grader.counted_nouns(answers, golds, problems)
+    verdicts = grader.judge_answers(list(map(strip_counted_noun, answers, counted)), golds)
     for record, answer, gold, end, verdict in zip(
         records, answers, golds, counted, verdicts, strict=True
     ):

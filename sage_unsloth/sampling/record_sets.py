@@ -11,10 +11,10 @@ from typing import Any
 from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader, grading_workers
 from sage_unsloth.grading.mathematics import MATH
-from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, Turns, render_prompt, turns_of
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, Turns, render_prompt, row_messages
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.locks import exclusive_lock
-from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.runs.stopping import finish_step
 from sage_unsloth.sampling.drawing import Drawn, completions, in_rounds
 from sage_unsloth.sampling.engine_errors import EngineError
 from sage_unsloth.sampling.engines import Engine, SamplingConfig
@@ -23,7 +23,11 @@ from sage_unsloth.sampling.record_files import open_set, set_settings
 from sage_unsloth.sampling.token_streams import sample_seed
 
 __all__ = [
-    "EngineError", "gold_of", "prompt_ids", "sample_and_grade", "sample_seed"
+    "EngineError",
+    "prompt_ids",
+    "row_gold",
+    "sample_and_grade",
+    "sample_seed"
 ]  # fmt: skip
 
 
@@ -47,7 +51,7 @@ def prompt_identity(prompt: PromptFormat) -> dict[str, Any]:
     return {} if prompt == PROJECT_PROMPT else {"prompt": asdict(prompt)}
 
 
-def gold_of(row: dict) -> str:
+def row_gold(row: dict) -> str:
     """The text that the checker compares an answer with."""
     return row["gold"] if "gold" in row else row["answer"]
 
@@ -92,7 +96,7 @@ def sample_and_grade(
             `Grader.judge_answers`.
         EngineError: the engine failed; run again to resume.
         KeyboardInterrupt, Terminated: Ctrl-C or SIGTERM, after the batch in flight
-            (`stopping.finishing`).
+            (`stopping.finish_step`).
     """
     from sage_unsloth.runs.progress import progress
 
@@ -103,7 +107,7 @@ def sample_and_grade(
         exclusive_lock(path),
         Grader(grading_workers(), config.grade_seconds, **rules) as grader,
     ):
-        prompts = {row["id"]: prompt_ids(engine.tokenizer, turns_of(row)) for row in rows}
+        prompts = {row["id"]: prompt_ids(engine.tokenizer, row_messages(row)) for row in rows}
         identity = (
             dict(identity or {}) | ({} if boxed else {"boxed": False}) | prompt_identity(prompt)
         )
@@ -121,7 +125,7 @@ def sample_and_grade(
                 desc=f"{model} on {benchmark}",
                 unit="completion",
             )
-        with finishing("what is in flight") as stop:
+        with finish_step("what is in flight") as stop:
             for drawn in completions(engine, config, missing, prompts, stop, bar, path):
                 new = _records(drawn, names)
                 if token_ids:
@@ -151,7 +155,7 @@ def _records(drawn: Sequence[Drawn], names: Mapping[str, str]) -> list[dict]:
             "completion": completion.text,
             "num_tokens": completion.num_tokens,
             "finish_reason": completion.finish_reason,
-            "gold": gold_of(row),
+            "gold": row_gold(row),
         }
         for row, sample, seed, completion in drawn
     ]
@@ -171,13 +175,13 @@ def _grade_and_append(
 
 def _problems(records: Sequence[dict], rows: Sequence[dict]) -> list[str]:
     """The text of each record's problem: the last turn of its conversation."""
-    texts = {row["id"]: turns_of(row)[-1]["content"] for row in rows}
+    texts = {row["id"]: row_messages(row)[-1]["content"] for row in rows}
     return [texts[record["problem_id"]] for record in records]
 
 
 def _grade_again(path: Path, records: list[dict], rows: Sequence[dict], grader: Grader) -> None:
     """Grades every record of another grader or gold again, on disk and in memory."""
-    golds = {row["id"]: gold_of(row) for row in rows}
+    golds = {row["id"]: row_gold(row) for row in rows}
     stale = [
         record
         for record in records

@@ -17,8 +17,8 @@ from sage_unsloth.sampling.engines import (
     InBatches,
     Request,
     SamplingConfig,
-    completion_of,
     ignore,
+    make_completion,
 )
 from sage_unsloth.trainers.cpu_vllm import run_in_this_process
 
@@ -71,7 +71,7 @@ class VllmEngine(InBatches):
         self.lora_request: Any = None
 
     @classmethod
-    def around(cls, llm: Any, tokenizer: Any, stops: Sequence[int]) -> "VllmEngine":
+    def from_llm(cls, llm: Any, tokenizer: Any, stops: Sequence[int]) -> "VllmEngine":
         """Wraps the engine of an RL model, without an adapter: the start of training."""
         engine = cls.__new__(cls)
         engine.llm, engine.tokenizer, engine.stops = llm, tokenizer, list(stops)
@@ -111,7 +111,7 @@ class VllmEngine(InBatches):
             use_tqdm=partial(reporting_bar, ended),
         )
         return [
-            completion_of(self.tokenizer, output.outputs[0].token_ids, self.stops)
+            make_completion(self.tokenizer, output.outputs[0].token_ids, self.stops)
             for output in outputs
         ]
 

@@ -14,7 +14,7 @@ from sage_unsloth.models.meter import measure, memory_source, synchronize
 from sage_unsloth.models.random_weights import save_random_model
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
-from sage_unsloth.planning.architecture import architecture_of
+from sage_unsloth.planning.architecture import read_architecture
 from sage_unsloth.planning.memory import memory_plan
 from sage_unsloth.planning.setup import Setup
 from sage_unsloth.selftest import policy
@@ -197,7 +197,7 @@ def _plan(model: Any, costs: Costs, length: int) -> Iterator[Finding]:
     """Planned and measured bytes of each measured item of the plan."""
     gpu = has_gpu()
     setup = Setup(
-        architecture=architecture_of(model.config),
+        architecture=read_architecture(model.config),
         lora_rank=policy.RANK,
         weight_bits=32 if policy.half_precision() == "float32" else 16,
         optimizer_8bit=gpu,

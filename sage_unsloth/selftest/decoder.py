@@ -32,7 +32,7 @@ class Shape:
     norm_epsilon: float
 
 
-def shape_of(config: Any) -> Shape:
+def read_shape(config: Any) -> Shape:
     """The shape in a transformers config of Qwen2.
 
     Raises:
@@ -148,7 +148,7 @@ def plain_name(name: str) -> str:
     return name.removesuffix(".weight") if ".lora_" in name else name
 
 
-def decoder_of(
+def make_decoder(
     policy: Any, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
 ) -> Decoder:
     """The model and adapter of a peft policy; 4-bit weights are dequantised."""
@@ -161,4 +161,4 @@ def decoder_of(
             weights[name] = dequantise(parameter)
     lora = policy.peft_config["default"]
     scale = lora.lora_alpha / lora.r
-    return Decoder(shape_of(policy.config), weights, adapter, scale, dtype=dtype, device=device)
+    return Decoder(read_shape(policy.config), weights, adapter, scale, dtype=dtype, device=device)

@@ -23,7 +23,7 @@ from sage_unsloth.models.device import release_memory
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.selftest import policy
-from sage_unsloth.selftest.decoder import decoder_of, plain_name
+from sage_unsloth.selftest.decoder import make_decoder, plain_name
 from sage_unsloth.selftest.findings import FAILED, PASSED, Finding
 from sage_unsloth.selftest.oracle import TERMS, Expected, expected_step
 
@@ -66,9 +66,9 @@ class Distance:
 def guided_loss(folder: Path, number_format: str, ways: Sequence[str]) -> Iterator[Finding]:
     """A finding for each of the `ways` (of `WAYS`) to compute the loss."""
     model, tokenizer = policy.load(policy.small_model(folder / "model"), number_format)
-    exact = decoder_of(model)
+    exact = make_decoder(model)
     computed = getattr(torch, policy.compute_format(number_format))
-    rounded = decoder_of(model, dtype=computed, device=model.device)
+    rounded = make_decoder(model, dtype=computed, device=model.device)
     for way in ways:
         compiled, source = WAYS[way]
         trainer = policy.make_test_trainer(
@@ -141,7 +141,7 @@ def judge_step(step: Step, expected: Expected, plain: Expected, rounding: float)
     result = distance(step.gradients, step.loss, required, expected.loss)
     yardstick = distance(plain.total, plain.loss, required, expected.loss)
     allowed = ALLOWED * max(yardstick.gradient, rounding)
-    coefficients, movable = coefficients_of(step.gradients, expected, allowed)
+    coefficients, movable = fit_coefficients(step.gradients, expected, allowed)
     wrong = [t for t in TERMS if not abs(coefficients[t] - 1) <= movable[t]]
     good = result.gradient <= allowed and result.loss <= allowed and not wrong
     text = f"gradient off by {result.gradient:.1e} (allowed {allowed:.1e})"
@@ -178,7 +178,7 @@ def distance(
     return Distance(worst, abs(loss - wanted_loss) / max(abs(wanted_loss), SMALLEST_LOSS))
 
 
-def coefficients_of(
+def fit_coefficients(
     gradients: Mapping[str, Tensor], expected: Expected, allowed: float
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The gradient's coefficients on the oracle's terms, and the effect of rounding on each.

@@ -14,7 +14,7 @@ from sage_unsloth.models.quantised import four_bit_config, keep_exact_products
 from sage_unsloth.models.random_weights import save_random_model
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import prompt_messages
-from sage_unsloth.sampling.cpu_engine import start_beside
+from sage_unsloth.sampling.cpu_engine import start_cpu_engine
 from sage_unsloth.sampling.engine_choice import generation_arguments
 from sage_unsloth.trainers import switches
 from sage_unsloth.trainers.loading import load_unsloth, prepare_for_cpu
@@ -96,7 +96,7 @@ def load(
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     if options.get("fast_inference") and not has_gpu():
-        start_beside(model, path, max_length, RANK)
+        start_cpu_engine(model, path, max_length, RANK)
     return model, tokenizer
 
 

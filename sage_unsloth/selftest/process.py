@@ -25,7 +25,7 @@ MIN_SECONDS = 20.0  # seconds, below which none is started
 REMEDY = "send selftest.json, whose row holds the last lines of the process"
 
 
-def findings_of(check: Check, seconds: float) -> Iterator[Finding]:
+def run_in_process(check: Check, seconds: float) -> Iterator[Finding]:
     """Runs a check for at most `seconds` and its own limit, and yields its findings."""
     reason = check.missing()
     if reason is not None:
@@ -89,7 +89,7 @@ def _run(check: Check, folder: Path, limit: float) -> int | None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment_of(check, folder),
+            env=check_environment(check, folder),
             cwd=folder,
             start_new_session=True,
         )
@@ -103,7 +103,7 @@ def _run(check: Check, folder: Path, limit: float) -> int | None:
             process.wait()
 
 
-def environment_of(check: Check, folder: Path) -> dict[str, str]:
+def check_environment(check: Check, folder: Path) -> dict[str, str]:
     """Variables of a check's process.
 
     No secret, no variable of Unsloth's, no network, one GPU, and caches inside its folder.

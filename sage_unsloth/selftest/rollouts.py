@@ -16,7 +16,7 @@ from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.sampling.engine_choice import check_calls
 from sage_unsloth.selftest import policy
-from sage_unsloth.selftest.decoder import decoder_of
+from sage_unsloth.selftest.decoder import make_decoder
 from sage_unsloth.selftest.findings import PASSED, Finding
 from sage_unsloth.selftest.oracle import score_batch, to_completion_layout
 
@@ -116,7 +116,7 @@ def distances(model: Any, inputs: Mapping[str, Any], pad: int) -> dict[str, floa
 
     "base" is the model without the adapter.
     """
-    decoder = decoder_of(model)
+    decoder = make_decoder(model)
     batch = {k: v.cpu() if torch.is_tensor(v) else v for k, v in inputs.items()}
     mask = batch["completion_mask"].bool()
     sampled = batch["sampling_per_token_logps"]

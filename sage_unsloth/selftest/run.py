@@ -15,7 +15,7 @@ from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
 from sage_unsloth.selftest.checks import Check, all_checks
 from sage_unsloth.selftest.findings import FAILED, NOT_RUN, STATUSES, without_places
-from sage_unsloth.selftest.process import findings_of
+from sage_unsloth.selftest.process import run_in_process
 
 TIME_LIMIT = 600.0  # of one call
 WIDTH = 80
@@ -53,7 +53,7 @@ def run_selftest(
         for check in checks:
             rows = [row for row in selected if row["check"] == check.name]
             if not rows:
-                findings = findings_of(check, ends - time.monotonic())
+                findings = run_in_process(check, ends - time.monotonic())
                 rows = [finding.row() for finding in findings]
             for row in rows:
                 _show(row, print_line)

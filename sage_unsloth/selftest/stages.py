@@ -15,7 +15,7 @@ from sage_unsloth.patch.contract import check_unsloth
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.selftest import policy
-from sage_unsloth.selftest.decoder import decoder_of, plain_name
+from sage_unsloth.selftest.decoder import make_decoder, plain_name
 from sage_unsloth.selftest.findings import PASSED, Finding
 from sage_unsloth.trainers.loading import load_unsloth
 
@@ -111,7 +111,7 @@ def check_export(folder: Path) -> Iterator[Finding]:
     run = open_run(folder / "run", {"stage": "rlvr"}, model_path=str(path))
     model.save_pretrained(run / "adapter")
     tokenizer.save_pretrained(run / "adapter")
-    decoder = decoder_of(model)
+    decoder = make_decoder(model)
     names = {plain_name(name): p for name, p in model.named_parameters() if ".lora_A" in name}
     del model
     release_memory()

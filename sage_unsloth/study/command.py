@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from sage_unsloth.grading.command import add_verifier
-from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
+from sage_unsloth.problems.options import add_columns, add_prompt, column_options, prompt_option
 from sage_unsloth.training.setting_options import add_processes, add_set
 
 
@@ -127,11 +127,11 @@ def _act(options: argparse.Namespace) -> int:
             "start": options.start,
             "data": options.data,
             "benchmarks": options.benchmarks,
-            "columns": columns_of(options),
+            "columns": column_options(options),
             "rewards": options.rewards,
             "group": options.group,
             "guess": options.guess or "answers",
-            "prompt": prompt_of(options),
+            "prompt": prompt_option(options),
             "template": options.template,
             "sampling": {name: value for name, value in sampling.items() if value is not None},
         }

@@ -58,7 +58,7 @@ def free_lines(tables: Tables, k: int, strengths: Sequence[tuple[float, str]]) -
     lines = {
         # Neighbouring mixtures differ by one attempt: the position is not a strength.
         MIXTURE: [
-            LineNode(f"{m} of {k} by the start model", m, tables.mixed(m, k)) for m in range(k)
+            LineNode(f"{m} of {k} by the start model", m, tables.mixture(m, k)) for m in range(k)
         ]
         + [LineNode(START, k, tables.place(START, k))]
     }
@@ -83,7 +83,7 @@ def _own_position(tables: Tables, kind: str) -> float:
         return 1.0
     if kind == TEMPERATURE:
         return settings["sampling"]["temperature"]
-    return float(len(tables.of(tables.baseline)[0]["training"]["reward"]))
+    return float(len(tables.runs_at(tables.baseline)[0]["training"]["reward"]))
 
 
 def distance_to_line(
@@ -128,7 +128,7 @@ def envelope(distances: dict[str, CrossedEstimate]) -> tuple[str, CrossedEstimat
     return name, distances[name]
 
 
-def means_of(nodes: Sequence[LineNode]) -> list[dict[str, Any]]:
+def average_nodes(nodes: Sequence[LineNode]) -> list[dict[str, Any]]:
     """The nodes of a line as dicts: label, mean pass@1 and mean pass@k."""
     return [
         {

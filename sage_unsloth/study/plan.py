@@ -69,7 +69,7 @@ class Plan:
     def result(self, name: str) -> Path:
         return self.out / "results" / f"{name}.json"
 
-    def steps_of(self, point: Point) -> int:
+    def num_steps(self, point: Point) -> int:
         return point.configure(self.task.rlvr, self.task.common)[0].max_steps
 
     def early_steps(self) -> list[int]:
@@ -117,7 +117,7 @@ class Plan:
                         "train_run",
                         {"point": point, "seed": seed, "early": early},
                         folder=self.out / "runs" / name,
-                        max_steps=self.steps_of(point),
+                        max_steps=self.num_steps(point),
                     )
                 )
         return jobs
@@ -183,7 +183,7 @@ class Plan:
 def measured_pace(plan: Plan) -> dict[str, Any]:
     """Seconds per `step` and per `completion`, from a complete run if there is one."""
     for path, result in completed_runs(plan):
-        steps = plan.steps_of(next(p for p in plan.points if p.name == result["point"]))
+        steps = plan.num_steps(next(p for p in plan.points if p.name == result["point"]))
         completions = plan.task.num_problems * plan.task.sampling.num_samples
         if result["seconds"]["train"] > 1:  # else it only looked at a run that was complete
             return {

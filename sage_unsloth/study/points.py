@@ -190,7 +190,7 @@ def find_twin(point: Point, points: Sequence[Point], common: Mapping[str, Any]) 
     return None
 
 
-def strengths_of(point: Point, points: Sequence[Point]) -> list[Point]:
+def same_method(point: Point, points: Sequence[Point]) -> list[Point]:
     """The points that differ from this one in their first setting alone, by ascending value."""
     if not point.settings:
         return [point]

@@ -104,14 +104,14 @@ class Tables:
         self.units = self.set.get("units", self.set["problems"])
         self.families = self.set.get("families", ["all"] * len(self.units))
 
-    def of(self, point: str) -> list[dict[str, Any]]:
+    def runs_at(self, point: str) -> list[dict[str, Any]]:
         return [self.runs[point, seed] for seed in self.seeds]
 
     def correct(self, point: str) -> tuple[int, np.ndarray]:
         """n and the (S, P) counts of a point; the start model was not trained, so its row
         repeats.
         """
-        runs = [self.data["start"]] * len(self.seeds) if point == START else self.of(point)
+        runs = [self.data["start"]] * len(self.seeds) if point == START else self.runs_at(point)
         sets = [run["sets"][self.name] for run in runs]
         return sets[0]["num_samples"], np.array([item["correct"] for item in sets])
 
@@ -141,7 +141,7 @@ class Tables:
             places[value] = Place(first, many)
         return places
 
-    def mixed(self, m: int, k: int) -> Place:
+    def mixture(self, m: int, k: int) -> Place:
         """The baseline with m of k attempts by the start model."""
         (n, trained), (start_n, start) = self.correct(self.baseline), self.correct(START)
         many = mixture_pass_at_k(n, trained, start_n, start, k, m)

@@ -17,16 +17,16 @@ from sage_unsloth.study.crossed import (
     detectable_difference,
 )
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
-from sage_unsloth.study.free_lines import above_lines, envelope, free_lines, means_of
-from sage_unsloth.study.points import START, Point, strengths_of
+from sage_unsloth.study.free_lines import above_lines, average_nodes, envelope, free_lines
+from sage_unsloth.study.points import START, Point, same_method
 from sage_unsloth.study.records import Tables, by_unit, family_curves, family_parts, family_weights
 from sage_unsloth.study.verdicts import (
     ALPHA,
     MATTERS,
     holm,
+    is_informative,
     main_k,
     p_value,
-    says_something,
     verdict,
 )
 
@@ -98,7 +98,7 @@ def _set_report(data: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
         "num_units": len(set(tables.units)),
         "num_samples": {p: tables.correct(p)[0] for p in (START, tables.baseline)},
         "points": points,
-        "lines": {name: means_of(nodes) for name, nodes in lines.get(k, {}).items()},
+        "lines": {name: average_nodes(nodes) for name, nodes in lines.get(k, {}).items()},
         "groups": _groups(tables),
         "detectable": _detectable(tables, values, k),
     }
@@ -116,19 +116,19 @@ def _ks(tables: Tables) -> dict[str, dict[str, Any]]:
         if "guess" in tables.set:
             bounds_P = guess_bound(np.array(tables.set["guess"], float), k)
             row["guess"] = float(by_unit(bounds_P[None], tables.units).mean())
-            row["usable"] = not row["guess"] or says_something(row["guess"], start)
+            row["usable"] = not row["guess"] or is_informative(row["guess"], start)
         rows[str(k)] = row
     return rows
 
 
 def _strengths(data: Mapping[str, Any]) -> list[tuple[float, str]]:
     """The baseline at each of its strengths: (value, point)."""
-    points = points_of(data)
-    line = strengths_of(points[data["baseline"]], list(points.values()))
+    points = trained_points(data)
+    line = same_method(points[data["baseline"]], list(points.values()))
     return [(point.settings[0][1], point.name) for point in line if point.settings]
 
 
-def points_of(data: Mapping[str, Any]) -> dict[str, Point]:
+def trained_points(data: Mapping[str, Any]) -> dict[str, Point]:
     trained = {run["point"] for run in data["runs"]}
     return {
         name: Point(item["algorithm"], tuple(item["settings"].items()))
@@ -176,10 +176,10 @@ def _detectable(tables: Tables, values: Mapping, k: int) -> dict[str, float] | N
 
 def doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any]]:
     """The dose of each guide in training, and how much it could change pass@k."""
-    points, rows = points_of(data), []
+    points, rows = trained_points(data), []
     measured = {dose["point"]: dose for dose in data.get("doses", ())}
     for point in points.values():
-        dose = measure_dose(tables.of(point.name))
+        dose = measure_dose(tables.runs_at(point.name))
         if dose is None:
             continue
         row: dict[str, Any] = {"point": point.name} | dose
@@ -193,7 +193,7 @@ def doses(data: Mapping[str, Any], tables: Tables, k: int) -> list[dict[str, Any
         row["no_verdict"] = max(abs(total), spread) < LEAST_DOSE
         twin = points.get(data["points"][point.name]["twin"])
         if twin is not None:
-            line = strengths_of(twin, list(points.values()))
+            line = same_method(twin, list(points.values()))
             difference = tables.values(point.name, k) - tables.values(twin.name, k)
             detectable = None
             if min(difference.shape) > 1:

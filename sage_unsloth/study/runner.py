@@ -24,7 +24,7 @@ from sage_unsloth.study.publish import publish
 from sage_unsloth.study.tasks import Task, get_task, own_task, shrink
 from sage_unsloth.training.rlvr_job import recorded_guide
 from sage_unsloth.training.side_by_side import MEMORY, Job, choose_processes, run_side_by_side
-from sage_unsloth.training.stage import digest_of
+from sage_unsloth.training.stage import rows_digest
 
 DESIGN = "design.json"
 """The file with the settings of a study, its claims, and when each was registered."""
@@ -121,8 +121,10 @@ def study_settings(task: Task) -> dict[str, Any]:
         "common": {name: repr(value) for name, value in task.common.items()},
         "sampling": asdict(task.sampling),
         "sft": task.sft and asdict(task.sft),
-        "rows": digest_of(task.rows),
-        "benchmarks": {benchmark.name: digest_of(benchmark.rows) for benchmark in task.benchmarks},
+        "rows": rows_digest(task.rows),
+        "benchmarks": {
+            benchmark.name: rows_digest(benchmark.rows) for benchmark in task.benchmarks
+        },
         "verifier": task.verifier.label,
         "rewards": list(task.rewards or ()),
     }

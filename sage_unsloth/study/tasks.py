@@ -32,7 +32,7 @@ from sage_unsloth.training.starting import (
     SMOKE,
     merge_run,
     rlvr_config,
-    setup_of,
+    run_setup,
     starting_point,
 )
 
@@ -213,7 +213,7 @@ def own_task(
     config = rlvr_config(point.preset, gib, None, **changes)
     config = replace(config, prompt=choose_format(point.model, prompt, point.adapter))
     if gib is not None:
-        check_fits(setup_of(point.preset, config, gib), gib)
+        check_fits(run_setup(point.preset, config, gib), gib)
     if point.unmerged:
         merge_run(point.unmerged)
     checker = None if verifier is None else get_verifier(verifier)

@@ -67,7 +67,7 @@ MAX_GUESS_SHARE = 0.8
 """Share of the start model's pass@k from which guessing explains too much for a verdict."""
 
 
-def says_something(bound: float, start: float) -> bool:
+def is_informative(bound: float, start: float) -> bool:
     """Whether a verdict at this k says more than guessing does.
 
     Args:
@@ -78,6 +78,6 @@ def says_something(bound: float, start: float) -> bool:
 
 
 def main_k(rows: Mapping[str, Mapping[str, Any]]) -> int:
-    """The largest k at which a verdict `says_something`; the smallest k if there is none."""
+    """The largest k at which a verdict `is_informative`; the smallest k if there is none."""
     usable = [int(k) for k, row in rows.items() if row["usable"]]
     return max(usable, default=min(map(int, rows)))

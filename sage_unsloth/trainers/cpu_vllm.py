@@ -57,7 +57,7 @@ def run_in_this_process() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
-def put_beside(model: Any, start: Callable[[], Any]) -> None:
+def attach_engine(model: Any, start: Callable[[], Any]) -> None:
     """Gives a policy its engine, as Unsloth's loader does on a GPU; later trainers use it.
 
     Args:

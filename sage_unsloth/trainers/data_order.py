@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.trainer_names import ContractError
 
 SAMPLER_ATTRIBUTES = ("shuffle", "generator", "num_samples")
@@ -38,7 +38,7 @@ def keep_row_order(trainer: Any) -> Iterator[None]:
             )
         return _PassByPass(sampler, trainer) if sampler.shuffle else sampler
 
-    with listening(trainer, "order", **{names.SAMPLER: make}):
+    with listen(trainer, "order", **{names.SAMPLER: make}):
         yield
 
 

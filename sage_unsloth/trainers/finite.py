@@ -31,7 +31,7 @@ from sage_unsloth.runs.record import environment
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.bad_batch import save_bad_batch
 from sage_unsloth.trainers.data_parallel import check_same_gradients, own_part, shares_model
-from sage_unsloth.trainers.listening import Listener, listening
+from sage_unsloth.trainers.listening import Listener, listen
 from sage_unsloth.trainers.replaced import replace_attributes, with_callback
 
 BAD_BATCH = "bad_batch"
@@ -217,7 +217,7 @@ def finite_only(trainer: Any) -> Iterator[Guard]:
     listeners: dict[str, Listener] = {names.COMPUTE_LOSS: compute, names.STEP: step}
     if hasattr(trainer, names.REWARDS):
         listeners[names.REWARDS] = _checked_rewards(trainer, guard)
-    with listening(trainer, "finite", **listeners), with_callback(trainer, Watch()):
+    with listen(trainer, "finite", **listeners), with_callback(trainer, Watch()):
         yield guard
 
 

@@ -56,7 +56,7 @@ class _Method:
 
 
 @contextmanager
-def listening(trainer: Any, role: str, **listeners: Listener) -> Iterator[None]:
+def listen(trainer: Any, role: str, **listeners: Listener) -> Iterator[None]:
     """Within this context, the listeners are called around the trainer's methods of their names.
 
     Args:

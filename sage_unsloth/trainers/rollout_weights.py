@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.data_parallel import own_part
-from sage_unsloth.trainers.listening import listening
+from sage_unsloth.trainers.listening import listen
 from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import ContractError
 
@@ -81,7 +81,7 @@ def keep_trained_weights(trainer: Any) -> Iterator[None]:
     with ExitStack() as stack:
         if hasattr(getattr(trainer, "vllm_generation", None), names.ENGINE_LORA):
             stack.enter_context(_copies_for_the_engine())
-        stack.enter_context(listening(trainer, "weights", **{names.ROLLOUT: check}))
+        stack.enter_context(listen(trainer, "weights", **{names.ROLLOUT: check}))
         yield
 
 

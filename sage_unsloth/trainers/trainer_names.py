@@ -98,7 +98,7 @@ UNSLOTH_MISSING = (
 )
 
 
-def metrics_of(trainer: Any, mode: str) -> Any:
+def logged_metrics(trainer: Any, mode: str) -> Any:
     """The lists whose means the trainer logs, by name."""
     return getattr(trainer, METRICS_ATTRIBUTE)[mode]
 

@@ -1,7 +1,7 @@
 from .algorithm_rows import ALGORITHMS as ALGORITHMS
 from .algorithms import Algorithm as Algorithm
+from .algorithms import algorithm_list as algorithm_list
 from .algorithms import get_algorithm as get_algorithm
-from .algorithms import listing as listing
 from .card_plan import plan_for_card as plan_for_card
 from .figures import plot_training as plot_training
 from .live import LivePlot as LivePlot
@@ -25,8 +25,8 @@ __all__ = [
     "RlvrConfig",
     "SftConfig",
     "ShowCompletions",
+    "algorithm_list",
     "get_algorithm",
-    "listing",
     "plan_for_card",
     "plot_training",
     "read_metrics",

@@ -95,7 +95,7 @@ class Algorithm:
         Raises:
             ValueError: they contradict each other, the guide or the teacher.
         """
-        decided = self.decided()
+        decided = self.all_settings()
         own = {name: value for name, value in settings.items() if name in decided}
         changed = replace(self, settings={**self.settings, **own})
         changed._check_choices(teacher=settings.get("teacher") or None)
@@ -120,9 +120,9 @@ class Algorithm:
 
     def configure(self, config: RlvrConfig) -> RlvrConfig:
         """`config` with this algorithm's settings; the guide is passed to `rlvr` separately."""
-        return replace(config, **self.decided())
+        return replace(config, **self.all_settings())
 
-    def decided(self) -> dict[str, Any]:
+    def all_settings(self) -> dict[str, Any]:
         """Every setting that the algorithm decides, with the defaults of `SETTINGS`."""
         return {name: getattr(RlvrConfig, name) for name in SETTINGS} | dict(self.settings)
 

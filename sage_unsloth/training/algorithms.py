@@ -53,7 +53,7 @@ def get_algorithm(name: str) -> Algorithm:
 
 def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[str, Any]:
     """The settings and the guide in which `algorithm` differs from `base`, with its values."""
-    values, others = algorithm.decided(), base.decided()
+    values, others = algorithm.all_settings(), base.all_settings()
     changed = {
         name: value
         for name, value in values.items()
@@ -62,7 +62,7 @@ def changes(algorithm: Algorithm, base: Algorithm = ALGORITHMS["grpo"]) -> dict[
     return changed | ({} if algorithm.guide == base.guide else {"guide": algorithm.guide})
 
 
-def listing() -> str:
+def algorithm_list() -> str:
     """Every algorithm on two lines: its changes against grpo, and its gradient.
 
     An installed package's algorithm also names the package, or why it cannot be used.

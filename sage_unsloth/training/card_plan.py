@@ -8,7 +8,7 @@ from sage_unsloth.models.embedded import BASE_MODEL, is_small
 from sage_unsloth.planning.fitting import check_fits, memory_of_card, plan_setup
 from sage_unsloth.planning.memory import GIB, memory_plan
 from sage_unsloth.planning.presets import MODELS, ModelPreset, model_preset, nearest_card
-from sage_unsloth.planning.setup import Setup, setup_for
+from sage_unsloth.planning.setup import Setup, preset_setup
 from sage_unsloth.sampling.engine_choice import why_not_chosen
 from sage_unsloth.training.starting import model_path
 
@@ -158,7 +158,7 @@ def _choose(
 
 def _without_gpu(model: str, models: tuple[str | Path, ...], passed: list[str]) -> CardPlan:
     preset = MODELS[BASE_MODEL]
-    setup = setup_for(preset)
+    setup = preset_setup(preset)
     named = next((str(m) for m in models if not isinstance(m, Path)), "a model of your own")
     what = "" if model == BASE_MODEL else f" (from {model})"
     return _plan(

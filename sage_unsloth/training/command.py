@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from sage_unsloth.grading.command import add_verifier
-from sage_unsloth.problems.options import add_columns, add_prompt, columns_of, prompt_of
+from sage_unsloth.problems.options import add_columns, add_prompt, column_options, prompt_option
 from sage_unsloth.runs.settings import DATA, EVALUATION, MODEL, OBJECTIVE, SAVING, parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.setting_options import (
@@ -52,7 +52,7 @@ def _sft(options: argparse.Namespace) -> int:
             model=options.model,
             data=options.data,
             path=options.path,
-            columns=columns_of(options),
+            columns=column_options(options),
             limit=options.limit,
             held_out=options.held_out,
             verifier=options.verifier,
@@ -117,9 +117,9 @@ def add_train(commands: Any) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     if options.list:
-        from sage_unsloth.training.algorithms import listing
+        from sage_unsloth.training.algorithms import algorithm_list
 
-        print(listing())
+        print(algorithm_list())
         return 0
     with naming_options(RlvrConfig):
         settings = _settings(options, RlvrConfig)
@@ -133,7 +133,7 @@ def _train(options: argparse.Namespace) -> int:
                 start=options.start,
                 data=options.data,
                 path=options.path,
-                columns=columns_of(options),
+                columns=column_options(options),
                 limit=options.limit,
                 memory=options.memory,
                 force=options.force,
@@ -204,6 +204,6 @@ def _add_stage(
 
 def _settings(options: argparse.Namespace, stage: type) -> dict[str, Any]:
     """The given settings, from their own options or from `--set`."""
-    given = {"template": options.template, "prompt": prompt_of(options)}
+    given = {"template": options.template, "prompt": prompt_option(options)}
     given = {name: value for name, value in given.items() if value is not None}
     return parse_settings(options.settings, stage) | given

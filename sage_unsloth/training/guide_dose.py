@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.grading.checker import Grade
 from sage_unsloth.models.scoring import LOGITS_AT_ONCE, score
-from sage_unsloth.prompts import turns_of
+from sage_unsloth.prompts import row_messages
 from sage_unsloth.runs.files import read_jsonl, write_json
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 from sage_unsloth.training.policy_engine import preserve_random_state
@@ -55,12 +55,12 @@ def guide_dose(
     """
     import torch
 
-    from sage_unsloth.objective.guide_dose import dose_of
+    from sage_unsloth.objective.guide_dose import compute_dose
     from sage_unsloth.objective.signals import TokenSignals
 
     if "teacher_logps" in guide.needs:
         raise ValueError(f"a dose needs a guide without a teacher, got {type(guide).__name__}")
-    prompts = {row["id"]: prompt_ids(tokenizer, turns_of(row)) for row in rows}
+    prompts = {row["id"]: prompt_ids(tokenizer, row_messages(row)) for row in rows}
     generator = torch.Generator().manual_seed(0)
     # The forward pass returns all logits, T × V of them.
     most = max(1, LOGITS_AT_ONCE // len(tokenizer))
@@ -84,7 +84,7 @@ def guide_dose(
         raise ValueError("a dose needs at least one completion that is not empty, got none")
     correct = [record["grade"] == Grade.CORRECT for record in scored]
     pad = torch.nn.utils.rnn.pad_sequence
-    return dose_of(
+    return compute_dose(
         pad(log_guides, batch_first=True),
         pad([torch.ones(len(log_guide)) for log_guide in log_guides], batch_first=True),
         correct,

@@ -36,7 +36,7 @@ from sage_unsloth.sampling.record_files import read_settings, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.trainers.rollout_weights import digest
 from sage_unsloth.training.held_out_metrics import change_text, held_out_metrics
-from sage_unsloth.training.held_out_schedule import best_metric, best_of, is_due, reason_to_end
+from sage_unsloth.training.held_out_schedule import best_metric, best_row, is_due, reason_to_end
 from sage_unsloth.training.policy_engine import draws_by_vllm, policy_engine
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rollout_engine import rollout_sampling
@@ -96,9 +96,9 @@ class HeldOut:
             write_json(self.folder / HELD_OUT_FOLDER / PROBLEMS, [dict(row) for row in self.rows])
             self._restore_best(step)
         wait_for_all()
-        return self.after(step) if is_due(self.config, self.curve, step) else {}
+        return self.evaluate_step(step) if is_due(self.config, self.curve, step) else {}
 
-    def after(self, step: int) -> dict[str, Any]:
+    def evaluate_step(self, step: int) -> dict[str, Any]:
         """The metrics of the policy after this optimizer step.
 
         Empty if no evaluation is due, or a signal interrupted it (`cause`).
@@ -121,7 +121,7 @@ class HeldOut:
             return {}
         row = {"step": step} | result
         self.curve.append(row)
-        if rank() == 0 and best_of(self.config, self.curve) is row:
+        if rank() == 0 and best_row(self.config, self.curve) is row:
             self._keep_best(row)
         return row
 
@@ -130,7 +130,7 @@ class HeldOut:
         """Why the run ends after these evaluations; empty if it goes on."""
         return reason_to_end(self.config, self.curve)
 
-    def saved(self, checkpoint: Path) -> None:
+    def copy_best(self, checkpoint: Path) -> None:
         """Copies the best adapter so far into a checkpoint, for a run that resumes there."""
         if (self.folder / BEST).is_dir():
             place = checkpoint / HELD_OUT_FOLDER / BEST
@@ -140,7 +140,7 @@ class HeldOut:
 
     def report(self) -> None:
         """Logs which evaluation was best, and whether pass@k fell."""
-        best = best_of(self.config, self.curve)
+        best = best_row(self.config, self.curve)
         if best is None or rank() > 0:
             return
         logger.info(
@@ -197,7 +197,7 @@ class HeldOut:
 
     def _restore_best(self, step: int) -> None:
         """`best/` as it was at this step: a later one belongs to steps that are trained again."""
-        best, place = best_of(self.config, self.curve), self.folder / BEST
+        best, place = best_row(self.config, self.curve), self.folder / BEST
         checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
         best_step = None if best is None else best["step"]
         if best_step is None or best_step != _step_of(place):
@@ -222,7 +222,7 @@ class HeldOut:
             and not (checkpoint / HELD_OUT_FOLDER).is_dir()
         ):
             # The run was killed between writing the checkpoint and copying the adapter into it.
-            self.saved(checkpoint)
+            self.copy_best(checkpoint)
 
 
 def held_out_sampling(config: RlvrConfig, *, vllm: bool) -> SamplingConfig:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.runs.checkpoints import is_last, step_of
+from sage_unsloth.runs.checkpoints import checkpoint_step, is_last
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rows import METRICS, PASS_AT_1, best_evaluation, held_out_curve
@@ -31,7 +31,7 @@ def is_within_budget(config: RlvrConfig, row: Mapping[str, Any]) -> bool:
     return not config.coverage_budget or change >= -config.coverage_budget
 
 
-def best_of(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def best_row(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The best evaluation by `best_by` within the budget; the first of equal ones."""
     allowed = [row for row in curve if is_within_budget(config, row)]
     return best_evaluation(allowed, best_metric(config))
@@ -48,7 +48,7 @@ def reason_to_end(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> str
             f"pass@{config.eval_samples} on held-out rows lost more than "
             f"{config.coverage_budget:g} in two evaluations in a row (coverage_budget)"
         )
-    best = best_of(config, curve)
+    best = best_row(config, curve)
     # Counted in evaluations, not steps.
     since = 0 if best is None else sum(row["step"] > best["step"] for row in curve)
     # Patience 0 never ends a run.
@@ -64,7 +64,7 @@ def has_ended(config: RlvrConfig, folder: Path, checkpoint: Path | None) -> bool
     """Whether nothing is left to train or evaluate after a run's checkpoint."""
     if checkpoint is None:
         return False
-    step, log = step_of(checkpoint), folder / METRICS
+    step, log = checkpoint_step(checkpoint), folder / METRICS
     curve = held_out_curve(read_jsonl(log) if log.exists() else [], step)
     # A run killed between its last checkpoint and the last evaluation still owes that one.
     if is_due(config, curve, step):

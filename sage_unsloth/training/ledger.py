@@ -43,7 +43,7 @@ class Ledger:
     def metrics(self) -> Path:
         return self.folder / METRICS
 
-    def recorded(self) -> dict | None:
+    def recorded_settings(self) -> dict | None:
         """The settings of a run of this stage that has trained at least one step."""
         run = read_record(self.folder)
         if run is None or run["settings"].get("stage") != self.stage or not self.metrics.is_file():

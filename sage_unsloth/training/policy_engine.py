@@ -31,7 +31,7 @@ def policy_engine(trainer: Any, tokenizer: Any, stops: Sequence[int]) -> Iterato
     model = trainer.accelerator.unwrap_model(trainer.model)
     with preserve_random_state(model, trainer.processing_class):
         if draws_by_vllm(trainer):
-            yield VllmEngine.around(RolloutLlm(trainer.vllm_generation), tokenizer, stops)
+            yield VllmEngine.from_llm(RolloutLlm(trainer.vllm_generation), tokenizer, stops)
         else:
             yield TransformersEngine(model, tokenizer)
 

@@ -53,7 +53,7 @@ from sage_unsloth.training.starting import (
     merge_run,
     model_path,
     rlvr_config,
-    setup_of,
+    run_setup,
     starting_point,
 )
 
@@ -120,13 +120,13 @@ def run_rlvr(
     algorithm = algorithm.with_settings(settings)
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
     gib = memory_of_card(memory)
-    changes = (SMOKE["rlvr"] if smoke else {}) | settings | algorithm.decided()
+    changes = (SMOKE["rlvr"] if smoke else {}) | settings | algorithm.all_settings()
     ledger = Ledger(out, "rlvr")
-    config = rlvr_config(point.preset, gib, ledger.recorded(), **changes)
+    config = rlvr_config(point.preset, gib, ledger.recorded_settings(), **changes)
     prompt = choose_format(point.model, settings.get("prompt"), point.adapter)
     config = replace(config, prompt=prompt)
     check_request(config)
-    setup = setup_of(point.preset, config, gib)
+    setup = run_setup(point.preset, config, gib)
     show(f"{algorithm.name} from {start} -> {out}\n{algorithm.description}\n")
     # A finished run is reported again, with its settings and rows checked.
     done = ledger.result()
@@ -173,7 +173,7 @@ def run_rlvr(
     show(f"{point}\n{template}\n{result.origin()}\n")
     corpus = rl_corpus(tokenizer, config.max_prompt_length, source=result)
     show(corpus.table())
-    for text in filter(None, (corpus.named(), corpus.repeated())):
+    for text in filter(None, (corpus.left_out_text(), corpus.duplicates_text())):
         show(text)
     held_out, origin = None, corpus.record(path or data)
     if for_curve is not None:

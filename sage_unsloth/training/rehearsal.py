@@ -8,7 +8,7 @@ from pathlib import Path
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.methods.rehearsal import RehearsalRule, Stored, rehearsal_rule
 from sage_unsloth.problems.held_out import spread
-from sage_unsloth.prompts import turns_of
+from sage_unsloth.prompts import row_messages
 from sage_unsloth.sampling.engines import Engine
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids, sample_and_grade
 from sage_unsloth.training.preflight import sampling_as_in_training
@@ -92,7 +92,7 @@ def _right(
     tokenizer = engine.tokenizer
     right = Counter(r["problem_id"] for r in records if r["grade"] == Grade.CORRECT)
     places = {row["id"]: number for number, row in enumerate(rows)}
-    prompts = {name: prompt_ids(tokenizer, turns_of(rows[places[name]])) for name in right}
+    prompts = {name: prompt_ids(tokenizer, row_messages(rows[places[name]])) for name in right}
     results = []
     for record in records:
         name = record["problem_id"]

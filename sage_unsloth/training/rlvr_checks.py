@@ -7,11 +7,11 @@ from sage_unsloth.grading.checker import Checker
 from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, normalise
 from sage_unsloth.grading.own_reward import try_reward
-from sage_unsloth.grading.reward_functions import Reward, check_columns_of
+from sage_unsloth.grading.reward_functions import Reward, check_reward_columns
 from sage_unsloth.grading.total_reward import UNGRADED
-from sage_unsloth.prompts import turns_of
+from sage_unsloth.prompts import row_messages
 from sage_unsloth.runs.processes import world_size
-from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
+from sage_unsloth.sampling.record_sets import prompt_ids, row_gold
 from sage_unsloth.trainers.backends import TRL, check_backend
 from sage_unsloth.training.by_trl import check_trl_config
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -96,7 +96,7 @@ def check_row_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
             return
         if verifier is not MATH:
             try:
-                verifier.check_gold(gold_of(row))
+                verifier.check_gold(row_gold(row))
             except ValueError as error:
                 raise ValueError(f"row {number}: {error}") from None
         elif normalise(row["answer"]) is None:
@@ -116,7 +116,7 @@ def check_judges(
             verifier cannot start a worker.
     """
     row = trainer_row(rows[0])
-    check_columns_of(rewards, row)
+    check_reward_columns(rewards, row)
     for reward in rewards:
         try_reward(reward, row, seconds)
     if verifier is not MATH:
@@ -126,7 +126,7 @@ def check_judges(
 
 def check_prompt_lengths(tokenizer: Any, rows: Sequence[dict], limit: int) -> None:
     """Raises ValueError for a prompt over the limit, which would cut what is scored."""
-    lengths = [len(prompt_ids(tokenizer, turns_of(row))) for row in rows]
+    lengths = [len(prompt_ids(tokenizer, row_messages(row))) for row in rows]
     longer = [number for number, length in enumerate(lengths) if length > limit]
     if longer:
         raise ValueError(

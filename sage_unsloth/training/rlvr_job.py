@@ -26,7 +26,7 @@ from sage_unsloth.training.rlvr_checks import (
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rollout_engine import choose_rollout_engine
-from sage_unsloth.training.stage import check_rows, digest_of, run_settings
+from sage_unsloth.training.stage import check_rows, rows_digest, run_settings
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def resume_key(job: RlvrJob) -> dict[str, Any]:
     """The settings that must be equal to resume the run."""
     settings = run_settings("rlvr", job.config, job.model_path, job.rows)
     if job.held_out:
-        settings["held_out"] = digest_of(job.held_out)
+        settings["held_out"] = rows_digest(job.held_out)
     settings |= {"guide": recorded_guide(job.guide), "rollouts": job.rollouts}
     settings |= own_code(job.guide, job.config.advantages, job.config.token_advantages)
     if (rewards := recorded_rewards(job.rewards)) is not None:

@@ -53,7 +53,7 @@ from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
     run_trainer,
-    set_aside_after,
+    set_aside_rows,
 )
 
 logger = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ def _train(
             # A teacher's adapter in the checkpoint would be loaded in place of the policy's.
             forget_teacher(resume)
             if rank() == 0:
-                set_aside_after(folder / COMPLETIONS, resume)
+                set_aside_rows(folder / COMPLETIONS, resume)
             run_trainer(
                 trainer,
                 folder,

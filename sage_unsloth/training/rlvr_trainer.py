@@ -8,11 +8,11 @@ from typing import Any
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.prompts import turns_of
+from sage_unsloth.prompts import row_messages
 from sage_unsloth.runs.files import append_jsonl
 from sage_unsloth.runs.processes import gather_rows, rank, world_size
 from sage_unsloth.sampling.engine_choice import check_calls
-from sage_unsloth.sampling.record_sets import gold_of
+from sage_unsloth.sampling.record_sets import row_gold
 from sage_unsloth.sampling.server_calls import check_requests
 from sage_unsloth.trainers.backends import TRL
 from sage_unsloth.training.by_trl import (
@@ -118,9 +118,11 @@ def trainer_row(row: dict) -> dict[str, Any]:
     """A row for the trainer and the rewards: `prompt`, `answer` (the verifier's gold), other
     columns.
     """
-    answer = {"answer": gold_of(row)} if "answer" in row else {}
+    answer = {"answer": row_gold(row)} if "answer" in row else {}
     return (
-        {"prompt": turns_of(row)} | answer | {k: row[k] for k in row if k not in RESERVED_COLUMNS}
+        {"prompt": row_messages(row)}
+        | answer
+        | {k: row[k] for k in row if k not in RESERVED_COLUMNS}
     )
 
 

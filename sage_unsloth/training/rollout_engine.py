@@ -7,7 +7,7 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.teacher import is_adapter
 from sage_unsloth.models.tokenizers import load_stop_tokens
 from sage_unsloth.runs.processes import world_size
-from sage_unsloth.sampling.cpu_engine import start_beside
+from sage_unsloth.sampling.cpu_engine import start_cpu_engine
 from sage_unsloth.sampling.engine_arguments import (
     check_arguments,
     check_temperature,
@@ -90,7 +90,7 @@ def start_engine(config: RlvrConfig, model: Any, model_path: str | Path, max_len
     with engine_errors(str(model_path), "import"):
         check_arguments(arguments)
     with engine_errors(str(model_path), "start", refusals=False):
-        start_beside(model, model_path, max_length, config.lora.rank, arguments)
+        start_cpu_engine(model, model_path, max_length, config.lora.rank, arguments)
 
 
 def preflight_engine(
@@ -103,5 +103,5 @@ def preflight_engine(
     """
     if by_vllm:
         stops = load_stop_tokens(model_path, tokenizer)
-        return VllmEngine.around(model.vllm_engine, tokenizer, stops)
+        return VllmEngine.from_llm(model.vllm_engine, tokenizer, stops)
     return TransformersEngine(model, tokenizer)

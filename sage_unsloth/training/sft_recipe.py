@@ -78,7 +78,7 @@ def run_sft(
     preset = model_preset(model)
     start, ledger = model_path(preset), Ledger(out, "sft")
     changes["prompt"] = choose_format(start, settings.get("prompt"))
-    config = sft_config(preset, ledger.recorded(), **changes)
+    config = sft_config(preset, ledger.recorded_settings(), **changes)
     if (done := ledger.result()) is not None:
         show(finished_text(out, done))
     data = data or default_data(preset, path, "openmath")
@@ -113,7 +113,7 @@ def run_sft(
         steps = -(-len(training) // config.batch_size) * config.epochs
     show(f"SFT of {preset.name} -> {out}\n{template}\n{corpus.origin()}\n")
     show(corpus.table())
-    for text in filter(None, (corpus.named(), corpus.repeated())):
+    for text in filter(None, (corpus.left_out_text(), corpus.duplicates_text())):
         show(text)
     show(
         f"\n{len(training):,} rows to train on, {len(selected)} held out, {dropped} left out "

@@ -18,7 +18,7 @@ from sage_unsloth.models.quantised import is_quantised
 from sage_unsloth.models.templates import check_teaches, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
-from sage_unsloth.prompts import PromptFormat, turns_of
+from sage_unsloth.prompts import PromptFormat, row_messages
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import exclusive_lock
@@ -216,7 +216,7 @@ def _trainer(
 def taught_row(row: dict, prompt: PromptFormat) -> dict[str, list]:
     """A row for TRL's SFT trainer: prompt and completion."""
     completion = [{"role": "assistant", "content": prompt.taught(row)}]
-    return {"prompt": turns_of(row), "completion": completion}
+    return {"prompt": row_messages(row), "completion": completion}
 
 
 def sft_trainer_class() -> type:

@@ -17,7 +17,7 @@ from sage_unsloth.models.embedded import settle_process
 from sage_unsloth.runs.children import SAVE_SECONDS, end_with_parent
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import HeldError
-from sage_unsloth.runs.stopping import Terminated, ending
+from sage_unsloth.runs.stopping import Terminated, handle_stop_signals
 from sage_unsloth.runs.text import PrintableFormatter
 from sage_unsloth.trainers.backends import load_backend
 from sage_unsloth.training.side_by_side import LOG_FILE, RESULT_FILE, Job
@@ -49,7 +49,7 @@ def run_worker(folder: str) -> int:
     job = pickle.load(sys.stdin.buffer)
     end_with_parent()
     try:
-        with ending():
+        with handle_stop_signals():
             load_backend(job.backend)
             if job.is_small:
                 settle_process()

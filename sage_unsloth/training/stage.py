@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems.sources import check_columns
-from sage_unsloth.runs.checkpoints import keeper, step_of
+from sage_unsloth.runs.checkpoints import checkpoint_step, keeper
 from sage_unsloth.runs.files import append_jsonl, read_jsonl
 from sage_unsloth.runs.processes import (
     LONGEST_WAIT,
@@ -23,7 +23,7 @@ from sage_unsloth.runs.processes import (
     world_size,
 )
 from sage_unsloth.runs.settings import names_where
-from sage_unsloth.runs.stopping import finishing
+from sage_unsloth.runs.stopping import finish_step
 from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.number_formats import precision_arguments
 from sage_unsloth.training.rows import METRICS
@@ -61,10 +61,10 @@ def run_settings(
     # Sharded checkpoints have another form.
     if (kind := sharding()) is not None:
         settings["sharded_by"] = kind
-    return {"stage": stage, "model": model, "rows": digest_of(rows)} | settings
+    return {"stage": stage, "model": model, "rows": rows_digest(rows)} | settings
 
 
-def digest_of(rows: Sequence[dict]) -> str:
+def rows_digest(rows: Sequence[dict]) -> str:
     text = json.dumps([dict(row) for row in rows], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -100,7 +100,7 @@ def read_metrics(folder: str | Path, first: int = 1) -> list[dict]:
     return [rows[step] for step in sorted(rows) if step >= first]
 
 
-def set_aside_after(path: Path, resume: Path | None) -> None:
+def set_aside_rows(path: Path, resume: Path | None) -> None:
     """Moves the rows after the checkpoint `resume` (None: all) to `<name>.replaced.jsonl`, and logs
     it.
 
@@ -108,7 +108,7 @@ def set_aside_after(path: Path, resume: Path | None) -> None:
     """
     if not path.exists():
         return
-    rows, last = read_jsonl(path), -1 if resume is None else step_of(resume)
+    rows, last = read_jsonl(path), -1 if resume is None else checkpoint_step(resume)
     selected = next((i for i, row in enumerate(rows) if row["step"] > last), None)
     if selected is None:
         return
@@ -208,8 +208,8 @@ def log_steps(
     """Within this context `trainer.train()` writes every step's metrics before the next step.
 
     SIGTERM, SIGHUP and Ctrl-C end it after the step in flight, with a checkpoint
-    (`stopping.finishing`). With several processes the first one writes, and a signal to any of them
-    ends all.
+    (`stopping.finish_step`). With several processes the first one writes, and a signal to any of
+    them ends all.
 
     Args:
         folder: gets `metrics.jsonl`.
@@ -238,8 +238,8 @@ def log_steps(
         trainer.remove_callback(noisy)
     if rank() == 0:
         # Only the first process writes, so only it moves rows.
-        set_aside_after(folder / METRICS, resume)
-    with finishing("the optimizer step in flight") as stop:
+        set_aside_rows(folder / METRICS, resume)
+    with finish_step("the optimizer step in flight") as stop:
         log = StepLog(folder / METRICS, name, stop, extra, held_out)
         # First, since what it adds to `logs` is what later callbacks show.
         trainer.callback_handler.callbacks.insert(0, log)  # before the trackers'

@@ -12,7 +12,7 @@ from sage_unsloth.models.loading import load_policy
 from sage_unsloth.models.merging import save_merged
 from sage_unsloth.planning.fitting import fit_to_memory, memory_of_card
 from sage_unsloth.planning.presets import ModelPreset, model_preset, nearest_card
-from sage_unsloth.planning.setup import Setup, setup_for
+from sage_unsloth.planning.setup import Setup, preset_setup
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import read_record
 from sage_unsloth.sampling.engine_choice import why_no_vllm, why_not_chosen
@@ -226,7 +226,7 @@ def _decided_by_card(
     if card.gpu_memory_utilization is not None and "gpu_memory_utilization" not in settings:
         config = replace(config, gpu_memory_utilization=card.gpu_memory_utilization)
     setup = replace(
-        setup_of(preset, config, gib),
+        run_setup(preset, config, gib),
         micro_batch=config.micro_batch_size or min(card.micro_batch, config.completions_per_step),
         recompute_logits=settings.get("recompute_logits", card.recompute_logits),
         weight_bits=_bits(config.full_finetuning, config.load_in_4bit or card.load_in_4bit),
@@ -252,13 +252,13 @@ def _bits(full_finetuning: bool, load_in_4bit: bool) -> int:
     return 32 if full_finetuning else 4 if load_in_4bit else 16
 
 
-def setup_of(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
+def run_setup(preset: ModelPreset, config: RlvrConfig, gib: float | None) -> Setup:
     """A run's settings for its memory plan; without a GPU (`gib` None) weights have 32 bits."""
     full = config.full_finetuning
     bits = {} if preset.name == EMBEDDED else {"weight_bits": _bits(full, config.load_in_4bit)}
     if gib is None and not config.load_in_4bit:
         bits = {"weight_bits": 32}
-    setup = setup_for(
+    setup = preset_setup(
         preset,
         None,
         lora_rank=None if full else config.lora.rank,

@@ -25,14 +25,14 @@ BAR_METRICS = {
     "reward": "reward",
     "kl/ref_k3": "kl",
     "sage/entropy": "entropy",
-    "frac_reward_zero_std": "dead",
-    "advantages/dead_groups": "dead",  # logged where another rule than GRPO's decides
+    "frac_reward_zero_std": "no gradient",
+    "advantages/dead_groups": "no gradient",  # logged where another rule than GRPO's decides
     PASS_AT_1: "held-out",
     "sage/guide_mean": "guide",
     "kl/anchor_k3": "kl to anchor",
     "grad_norm": "grad",
     "completions/mean_length": "tokens",
-    "completions/clipped_ratio": "cut",
+    "completions/clipped_ratio": "truncated",
     "seconds": "s",
     "mean_token_accuracy": "accuracy",
 }
@@ -48,7 +48,7 @@ class StepLog(TrainerCallback):
     """Writes a row of metrics for every optimizer step, and ends the run after the step in flight.
 
     Args:
-        stop: of `stopping.finishing`.
+        stop: of `stopping.finish_step`.
         extra: called in every process with the step and the trainer's metrics; its result is added
             to the row.
         held_out: evaluates between the steps; None for no evaluation.
@@ -91,7 +91,7 @@ class StepLog(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         if self.held_out is not None and state.is_world_process_zero:
-            self.held_out.saved(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
+            self.held_out.copy_best(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
         self.stop.saved = (
             f"step {state.global_step} of {state.max_steps} is saved in {args.output_dir}"
         )
@@ -112,7 +112,7 @@ class StepLog(TrainerCallback):
         row |= self.extra(state.global_step, row)
         # When the run ends by a signal, the resumed run evaluates first.
         if self.held_out is not None and not self.ending:
-            row |= self.held_out.after(state.global_step)
+            row |= self.held_out.evaluate_step(state.global_step)
             if self.is_over():
                 control.should_save = control.should_training_stop = True
         if not state.is_world_process_zero:

@@ -119,13 +119,13 @@ def test_importance_ratios_are_the_probability_that_min_p_kept(monkeypatch, tmp_
     """
     import torch
 
-    from sage_unsloth.selftest.decoder import decoder_of
+    from sage_unsloth.selftest.decoder import make_decoder
     from sage_unsloth.selftest.oracle import completion_rows, score_batch, to_completion_layout
 
     found = []
 
     def look(trainer, inputs):
-        decoder = decoder_of(trainer.model)
+        decoder = make_decoder(trainer.model)
         mask = inputs["completion_mask"].bool()
         with torch.no_grad():
             logps, _ = score_batch(decoder.logits, inputs)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.evaluation.complete_sets import identities_of
+from sage_unsloth.evaluation.complete_sets import model_identities
 from sage_unsloth.evaluation.evaluator import (
     choose_engine,
     evaluate_models,
@@ -479,7 +479,7 @@ def test_difference_figure_is_drawn_from_its_table(tmp_path):
 
 def test_sets_of_quantised_weights_are_sets_of_their_own():
     specs = [parse_model(f"base={BASE}", load_in_4bit=bits) for bits in (False, True)]
-    plain, quantised = identities_of(specs)
+    plain, quantised = model_identities(specs)
     assert plain.pop("dtype") == "float32", "what is not quantised"
     assert "weight_bits" not in plain and quantised == plain | {"weight_bits": 4}
 

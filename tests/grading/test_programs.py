@@ -10,7 +10,7 @@ import pytest
 from sage_unsloth.grading.asserts import Assert
 from sage_unsloth.grading.checker import Grade, Kind
 from sage_unsloth.grading.grader import Grader
-from sage_unsloth.grading.program_results import DictValue, SetValue, key_of, read_results
+from sage_unsloth.grading.program_results import DictValue, SetValue, comparison_key, read_results
 from sage_unsloth.grading.program_tests import read_tests, same
 from sage_unsloth.grading.program_values import decode, encode
 from sage_unsloth.grading.verifiers import get_verifier
@@ -245,19 +245,19 @@ def test_equal_values_have_equal_keys_and_others_have_not():
         "n1", "None", None, b"", b"n1", (), (1,), (1, 2), ((1,), 2), (1, (2,)), ("1",), "x" * 100,
         "x" * 101, 10**400, 10**400 + 1, ("a", "b"), ("ab",), SetValue([1, 2]), SetValue([1]),
     ]  # fmt: skip
-    assert len({key_of(value) for value in values}) == len(values)
+    assert len({comparison_key(value) for value in values}) == len(values)
     for group in ([1, 1.0, True, 1 + 0j], [0, 0.0, -0.0, False], [(1, 2.0), (True, 2)]):
-        assert len({key_of(value) for value in group}) == 1
+        assert len({comparison_key(value) for value in group}) == 1
     for number in (2**53 + 1, 2**64, 2**64 + 1, 2**70, 10**18, 10**40, 2**1023, 2**1024 - 1):
         for value in (number, -number, number + 1):
             as_float = float(value) if abs(value) <= 2**1023 else math.inf
-            assert (key_of(value) == key_of(as_float)) == (value == as_float), value
-    assert key_of(SetValue([1, 2])) == key_of(SetValue([2.0, True]))
+            assert (comparison_key(value) == comparison_key(as_float)) == (value == as_float), value
+    assert comparison_key(SetValue([1, 2])) == comparison_key(SetValue([2.0, True]))
     nan = float("nan")
-    assert key_of(nan) == key_of(nan) != key_of(float("-nan"))
+    assert comparison_key(nan) == comparison_key(nan) != comparison_key(float("-nan"))
     for value in ([], DictValue([])):
         with pytest.raises(TypeError, match="has no hash"):
-            key_of(value)
+            comparison_key(value)
 
 
 def test_what_a_call_is_given():

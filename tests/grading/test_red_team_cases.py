@@ -79,5 +79,5 @@ def test_what_the_problem_counts_is_a_unit():
             ("8 pairs", "7"),
         ]
         answers, golds = zip(*ask, strict=True)
-        counted = grader.counted(answers, golds, [problem] * len(ask))
+        counted = grader.counted_nouns(answers, golds, [problem] * len(ask))
     assert counted == ["dozens", "pairs", "", "", "pairs"]

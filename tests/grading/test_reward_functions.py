@@ -11,7 +11,7 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.own_reward import OwnReward
 from sage_unsloth.grading.reward_functions import (
     Reward,
-    check_columns_of,
+    check_reward_columns,
     get_rewards,
     recorded_rewards,
 )
@@ -112,10 +112,10 @@ def test_a_module_that_breaks_says_how(module):
 
 def test_parameters_must_be_columns():
     rewards = [Reward(function=asked_for)]
-    check_columns_of(rewards, {"prompt": [], "answer": "2", "level": 3})
+    check_reward_columns(rewards, {"prompt": [], "answer": "2", "level": 3})
     read = r"asked_for needs level, but the data have answer .* Read .*\(--columns level=COLUMN\)"
     with pytest.raises(ValueError, match=read):
-        check_columns_of(rewards, {"prompt": [], "answer": "2"})
+        check_reward_columns(rewards, {"prompt": [], "answer": "2"})
 
 
 def test_parameters_that_are_nearly_trls_are_guessed():
@@ -123,7 +123,7 @@ def test_parameters_that_are_nearly_trls_are_guessed():
         return 0.0
 
     with pytest.raises(ValueError, match="Did you mean prompts, completions") as error:
-        check_columns_of([Reward(function=single)], {"prompt": [], "answer": "2"})
+        check_reward_columns([Reward(function=single)], {"prompt": [], "answer": "2"})
     assert "--columns" not in str(error.value)
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from sage_unsloth.methods import (
-    advantages_by,
     credit_sequences,
     dynamic_sampling,
     kl_in_reward,
     kl_penalty,
-    token_advantages_by,
+    use_advantages,
+    use_token_advantages,
     with_methods,
 )
 from sage_unsloth.objective.guides import BranchGuide
@@ -16,8 +16,8 @@ from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.trainers.trainer_names import ContractError
 
 METHODS = {
-    "advantages": lambda trainer: advantages_by(trainer, "maxrl"),
-    "token_advantages": lambda trainer: token_advantages_by(trainer, "clip-cov"),
+    "advantages": lambda trainer: use_advantages(trainer, "maxrl"),
+    "token_advantages": lambda trainer: use_token_advantages(trainer, "clip-cov"),
     "kl_estimator": lambda trainer: kl_penalty(trainer, "k2"),
     "credit": credit_sequences,
     "kl_in": kl_in_reward,

@@ -8,7 +8,7 @@ from rehearsing import STORED, check_gradients, run
 
 from sage_unsloth.methods import rehearsal
 from sage_unsloth.methods.composed import with_methods
-from sage_unsloth.methods.rehearsal import Stored, rehearsed
+from sage_unsloth.methods.rehearsal import Stored, add_rehearsal
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch.guided import guided_kl
 from sage_unsloth.trainers.clock import Clock
@@ -117,7 +117,7 @@ def test_scoring_that_is_not_the_models_stops_the_first_step(make_trainer):
 
     with (
         pytest.raises(ContractError, match="must be those of the model's logits"),
-        rehearsed(trainer, STORED, coef=0.1),
+        add_rehearsal(trainer, STORED, coef=0.1),
         guided_kl(trainer),
     ):
         term = rehearsal._Term(trainer, STORED, rehearsal.RehearsalRule())
@@ -135,7 +135,7 @@ def test_scoring_that_is_not_the_models_stops_the_first_step(make_trainer):
     ],
 )
 def test_what_it_cannot_use_is_refused(make_trainer, stored, coef, message):
-    with pytest.raises(ValueError, match=message), rehearsed(make_trainer(), stored, coef=coef):
+    with pytest.raises(ValueError, match=message), add_rehearsal(make_trainer(), stored, coef=coef):
         pass
 
 
@@ -144,12 +144,12 @@ def test_a_trained_head_is_refused(make_trainer):
     trainer.model.get_output_embeddings().weight.requires_grad_(True)
     with (
         pytest.raises(ValueError, match=r"needs a frozen output head.* Leave lm_head out"),
-        rehearsed(trainer, STORED, coef=0.1),
+        add_rehearsal(trainer, STORED, coef=0.1),
     ):
         pass
 
 
 def test_without_a_weight_nothing_is_replaced(make_trainer):
     trainer = make_trainer()
-    with rehearsed(trainer, [], coef=0):
+    with add_rehearsal(trainer, [], coef=0):
         assert "training_step" not in vars(trainer)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sage_unsloth.objective.guide_dose import GuideDose, dose_of, dose_text
+from sage_unsloth.objective.guide_dose import GuideDose, compute_dose, dose_text
 
 LOG_GUIDE = torch.log(
     torch.tensor([[1.0, 1.4, 1.4, 1.0], [1.0, 1.0, 1.2, 1.0], [1.4, 1.0, 1.0, 1.0]])
@@ -17,7 +17,7 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
 
 def test_the_dose_by_hand():
     """Nine tokens, four touched; problem "a" has the rewards 1, 1 and problem "b" 0 beside 1."""
-    dose = dose_of(LOG_GUIDE, MASK, [True, True, False], [1, 1, 0], ["a", "b", "b"])
+    dose = compute_dose(LOG_GUIDE, MASK, [True, True, False], [1, 1, 0], ["a", "b", "b"])
     assert dose.touched == 4 / 9
     assert dose.guide_mean == pytest.approx((3 * 1.4 + 1.2 + 5) / 9)
     assert dose.correct == pytest.approx((2 * math.log(1.4) + math.log(1.2)) / 2)
@@ -34,9 +34,9 @@ def test_tokens_outside_the_mask_do_not_count():
     longer = torch.nn.functional.pad(LOG_GUIDE, (0, 3))
     mask = torch.nn.functional.pad(MASK, (0, 3))
     given = [True, True, False], [1, 1, 0], ["a", "b", "b"]
-    assert dose_of(longer, mask, *given) == dose_of(LOG_GUIDE, MASK, *given)
+    assert compute_dose(longer, mask, *given) == compute_dose(LOG_GUIDE, MASK, *given)
     with pytest.raises(ValueError, match="at least one completion token"):
-        dose_of(LOG_GUIDE, torch.zeros(3, 4), *given)
+        compute_dose(LOG_GUIDE, torch.zeros(3, 4), *given)
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,14 @@ def test_tokens_outside_the_mask_do_not_count():
     [("none", 1.0), ("batch", np.std([1, 1, 0], ddof=1)), ("group", math.sqrt(0.5))],
 )
 def test_sigma_is_what_the_trainer_divides_by(scale_rewards, sigma):
-    dose = dose_of(LOG_GUIDE, MASK, [True, True, False], [1, 1, 0], ["a", "b", "b"], scale_rewards)
+    dose = compute_dose(
+        LOG_GUIDE, MASK, [True, True, False], [1, 1, 0], ["a", "b", "b"], scale_rewards
+    )
     assert dose.sigma == pytest.approx(sigma)
 
 
 def test_all_completions_are_compared_where_fewer_than_two_are_correct():
-    dose = dose_of(LOG_GUIDE, MASK, [False] * 3, [0] * 3, ["a"] * 3)
+    dose = compute_dose(LOG_GUIDE, MASK, [False] * 3, [0] * 3, ["a"] * 3)
     assert dose.correct is None and dose.sigma == 1.0
     assert dose.spread == pytest.approx(2 * math.log(1.4) - math.log(1.2))
 

@@ -27,7 +27,7 @@ from sage_unsloth.methods import group_rewards, kl_reward
 from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.resampling import dynamic_sampling
-from sage_unsloth.patch.trained_with import check_resumed
+from sage_unsloth.patch.trained_with import check_resume_record
 from sage_unsloth.selftest.oracle import score_batch
 from sage_unsloth.trainers.trainer_names import ContractError
 
@@ -438,10 +438,10 @@ def test_resuming_with_another_rule_is_refused(make_trainer, tmp_path):
 def test_a_rule_that_one_side_alone_records_is_refused():
     plain = {"guide": "None", "beta": 0.05}
     ruled = plain | {"advantages": "nsr"}
-    check_resumed(3, {"args": plain}, plain, None)
+    check_resume_record(3, {"args": plain}, plain, None)
     for kept, now, message in (
         (plain, ruled, "advantages was the trainer's own and is nsr"),
         (ruled, plain, "advantages was nsr and is the trainer's own"),
     ):
         with pytest.raises(ValueError, match=message):
-            check_resumed(3, {"args": kept}, now, None)
+            check_resume_record(3, {"args": kept}, now, None)

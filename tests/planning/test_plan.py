@@ -6,7 +6,7 @@ import pytest
 import torch
 from meta_models import SHAPES, config_of, meta_model
 
-from sage_unsloth.planning.architecture import architecture_of
+from sage_unsloth.planning.architecture import read_architecture
 from sage_unsloth.planning.fitting import (
     check_fits,
     fit_to_memory,
@@ -30,7 +30,7 @@ from sage_unsloth.planning.plan import (
     step_plan,
 )
 from sage_unsloth.planning.presets import CARDS, MODELS
-from sage_unsloth.planning.setup import Setup, setup_for
+from sage_unsloth.planning.setup import Setup, preset_setup
 
 SEVEN = MODELS["qwen2.5-math-7b"]
 TINY = SHAPES["qwen3, heads of their own size"][1]
@@ -200,7 +200,7 @@ def test_files_of_a_real_run(make_trainer, tmp_path):
     trainer = make_trainer(save_strategy="steps", save_steps=1, max_steps=1, optim="adamw_torch")
     trainer.train()
     checkpoint = tmp_path / "out" / "checkpoint-1"
-    architecture = architecture_of(trainer.model.get_base_model().config)
+    architecture = read_architecture(trainer.model.get_base_model().config)
     setup = Setup(
         architecture=architecture,
         lora_rank=4,
@@ -262,7 +262,7 @@ def test_sum_by_hand():
     """Qwen2.5-Math-7B, 16-bit LoRA of rank 8 on a 24 GB card with vLLM, every figure worked out
     apart from the code.
     """
-    plan = memory_plan(setup_for(SEVEN, CARDS["24"]), 22.0)
+    plan = memory_plan(preset_setup(SEVEN, CARDS["24"]), 22.0)
     weights = 7_615_616_512 * 2
     adapter = 28 * 8 * (2 * 7168 + 2 * 4096 + 3 * 22528)
     assert adapter == 20_185_088
@@ -278,7 +278,7 @@ def test_sum_by_hand():
     assert plan.rollouts_at_once == 8
     # In float32 a completion's cache is twice as large: 4 of 8 fit beside the weights.
     card = (2 * weights + GIB + 4.5 * 2 * one) / 0.78 / GIB
-    wide = replace(setup_for(SEVEN, CARDS["24"]), weight_bits=32)
+    wide = replace(preset_setup(SEVEN, CARDS["24"]), weight_bits=32)
     assert memory_plan(wide, card).rollouts_at_once == 4
 
 
@@ -298,7 +298,7 @@ def test_activations_of_every_pass_are_held_where_none_wait_elsewhere():
 
 
 def test_full_finetuning_keeps_a_reference_when_beta_is_positive():
-    setup = setup_for(MODELS["qwen2.5-3b-instruct"], CARDS["40"])
+    setup = preset_setup(MODELS["qwen2.5-3b-instruct"], CARDS["40"])
     with_kl, without = memory_plan(setup), memory_plan(replace(setup, beta=0.0))
     assert with_kl.needed - without.needed == pytest.approx(1.05 * 4 * 3_085_938_688)
     lora = replace(setup, lora_rank=8)
@@ -309,7 +309,7 @@ def test_phases_do_not_add_up():
     """The KV cache is free during the update: a longer cache costs nothing until it is the larger
     of the two.
     """
-    setup = setup_for(SEVEN, CARDS["16"])
+    setup = preset_setup(SEVEN, CARDS["16"])
     plan = memory_plan(setup)
     update = sum(i.bytes for i in plan.items if i.phase == "update")
     rest = sum(i.bytes for i in plan.items if i.phase == "always" and i.name != "reserve")
@@ -345,7 +345,7 @@ def test_more_of_anything_needs_more(more):
 
 
 def test_vllm_must_be_able_to_start_in_its_share():
-    setup = replace(setup_for(SEVEN, CARDS["24"]), gpu_memory_utilization=0.5)
+    setup = replace(preset_setup(SEVEN, CARDS["24"]), gpu_memory_utilization=0.5)
     plan = memory_plan(setup, 24.0)
     one = 2048 * 57344
     assert plan.needed == (7_615_616_512 * 2 + GIB + one) / 0.5
@@ -353,7 +353,7 @@ def test_vllm_must_be_able_to_start_in_its_share():
 
 
 def test_vllm_lets_completions_wait():
-    setup = replace(setup_for(MODELS["r1-distill-qwen-7b"], CARDS["24"]), prompts_per_step=4)
+    setup = replace(preset_setup(MODELS["r1-distill-qwen-7b"], CARDS["24"]), prompts_per_step=4)
     plan = memory_plan(setup, 22.0)
     room = 22.0 * GIB * 0.78 - 7_615_616_512 * 2 - GIB
     assert plan.rollouts_at_once == int(room // (8192 * 57344)) == 4
@@ -373,7 +373,7 @@ def test_wrong_combinations_are_refused():
 
 
 def test_refusal_names_changes_in_order_with_what_they_save():
-    setup = setup_for(MODELS["r1-distill-qwen-7b"], CARDS["24"], micro_batch=4)
+    setup = preset_setup(MODELS["r1-distill-qwen-7b"], CARDS["24"], micro_batch=4)
     with pytest.raises(ValueError) as refusal:
         check_fits(setup, 22.0)
     head, *lines = str(refusal.value).splitlines()
@@ -395,18 +395,18 @@ def test_refusal_names_changes_in_order_with_what_they_save():
 @pytest.mark.parametrize("model", ["qwen2.5-math-7b", "qwen2.5-3b-instruct", "r1-distill-qwen-7b"])
 @pytest.mark.parametrize("card", CARDS)
 def test_every_remedy_saves(model, card):
-    setup = setup_for(MODELS[model], CARDS[card], recompute_logits=False, micro_batch=8)
+    setup = preset_setup(MODELS[model], CARDS[card], recompute_logits=False, micro_batch=8)
     for text, changed in memory_savings(setup):
         assert memory_plan(changed, 14.5).needed < memory_plan(setup, 14.5).needed, text
 
 
 def test_what_fits_is_not_refused():
-    setup = setup_for(SEVEN, CARDS["80"])
+    setup = preset_setup(SEVEN, CARDS["80"])
     assert check_fits(setup, 79.1) == memory_plan(setup, 79.1)
 
 
 def test_settled_changes_no_more_than_needed():
-    setup = setup_for(SEVEN, CARDS["24"], micro_batch=8, recompute_logits=False)
+    setup = preset_setup(SEVEN, CARDS["24"], micro_batch=8, recompute_logits=False)
     found = fit_to_memory(setup, 22.0)
     assert not memory_plan(replace(setup, recompute_logits=True), 22.0).fits
     assert found == replace(setup, recompute_logits=True, micro_batch=1)

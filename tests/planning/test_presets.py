@@ -9,7 +9,7 @@ from meta_models import SHAPES, config_of, meta_model
 
 from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.models.loading import LORA_TARGETS
-from sage_unsloth.planning.architecture import architecture_of
+from sage_unsloth.planning.architecture import read_architecture
 from sage_unsloth.planning.presets import (
     CARDS,
     MODELS,
@@ -30,7 +30,7 @@ def test_parameters_are_those_of_the_real_model(name):
         if key.endswith(".weight") and "proj" in key and "lm_head" not in key
     ]
     assert architecture.linear_parameters == sum(p.numel() for p in linear)
-    assert architecture_of(model.config) == architecture
+    assert read_architecture(model.config) == architecture
 
 
 def test_linear_layers_are_those_that_get_an_adapter():
@@ -97,10 +97,10 @@ def test_an_unknown_model_names_the_presets():
 
 def test_other_families_and_biases_are_refused():
     with pytest.raises(ValueError, match="got model_type='gpt2'"):
-        architecture_of({"model_type": "gpt2"})
+        read_architecture({"model_type": "gpt2"})
     for option in ("attention_bias", "mlp_bias"):
         with pytest.raises(ValueError, match="attention_bias or mlp_bias"):
-            architecture_of({"model_type": "llama", option: True})
+            read_architecture({"model_type": "llama", option: True})
 
 
 @pytest.mark.parametrize(

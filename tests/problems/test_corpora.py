@@ -10,7 +10,7 @@ from sage_unsloth.models.embedded import data_folder
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.corpora import rl_corpus, sft_corpus, without_think_tags
-from sage_unsloth.problems.corpus import Filters, corpus_of
+from sage_unsloth.problems.corpus import Filters, make_corpus
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.problems.sources import Source, read_file, read_source
 
@@ -50,13 +50,13 @@ def test_the_first_rows_that_a_filter_left_out_are_named(tokenizer, tmp_path):
     rows = [open_math(problem=f"{n}*7=?", expected_answer="x" if n > 2 else "42") for n in range(9)]
     rows += [open_math(problem="What is\n six times seven? " * 9)]
     found = sft_corpus(tokenizer, 160, path=write(tmp_path / "rows.jsonl", rows))
-    assert found.named().splitlines() == [
+    assert found.left_out_text().splitlines() == [
         "left out by numeric answer, some working, the first: '3*7=?', '4*7=?', '5*7=?'",
         "left out by prompt <= 80 tokens, the first: 'What is six times seven? What is six times "
         "seven? What is …'",
     ]
     path = write(tmp_path / "rl.jsonl", [{"prompt": "1+1=?", "solution": "2"}] * 2)
-    assert rl_corpus(tokenizer, 64, path=path).named() == ""
+    assert rl_corpus(tokenizer, 64, path=path).left_out_text() == ""
 
 
 def test_sft_length_counts_the_eos(tokenizer, tmp_path):
@@ -264,7 +264,7 @@ def test_another_number_of_rows_is_an_error_that_names_both(monkeypatch):
 def test_duplicate_questions_are_counted():
     rows = [{"problem": "1+1", "answer": a} for a in ("2", "2", "3")]
     rows.append({"problem": "2+2", "answer": "4"})
-    said = corpus_of(rows, Filters({"rows": 4}, {}), {}).repeated()
+    said = make_corpus(rows, Filters({"rows": 4}, {}), {}).duplicates_text()
     assert said.startswith("Duplicate questions: 2 of 4 rows repeat that of another, 1 questions")
-    assert "2 of 4" in corpus_of(rows[:2] + rows[3:] * 2, Filters({}, {}), {}).repeated()
-    assert corpus_of(rows[2:], Filters({}, {}), {}).repeated() == ""
+    assert "2 of 4" in make_corpus(rows[:2] + rows[3:] * 2, Filters({}, {}), {}).duplicates_text()
+    assert make_corpus(rows[2:], Filters({}, {}), {}).duplicates_text() == ""

@@ -20,7 +20,7 @@ from sage_unsloth.problems import own_data
 from sage_unsloth.problems.benchmarks import load_benchmark
 from sage_unsloth.problems.columns import Columns, parse_columns
 from sage_unsloth.problems.corpora import rl_rows, sft_rows
-from sage_unsloth.problems.options import prompt_of
+from sage_unsloth.problems.options import prompt_option
 from sage_unsloth.problems.sources import Source
 from sage_unsloth.prompts import PROJECT_PROMPT, prompt_format
 
@@ -59,7 +59,7 @@ def test_the_answer_is_taken_out_by_a_pattern(gsm8k):
 
 def test_a_system_prompt_is_a_text_or_a_file_of_one(tmp_path):
     def asked(text):
-        return prompt_of(argparse.Namespace(system_prompt=str(text), tags=["boxed"])).system
+        return prompt_option(argparse.Namespace(system_prompt=str(text), tags=["boxed"])).system
 
     file = tmp_path / "prompt.txt"
     file.write_text("Add the numbers.\n")

@@ -121,7 +121,7 @@ def test_trls_own_loss_is_measured_in_a_process_without_unsloth(tmp_path):
 
 @pytest.mark.parametrize("name", ["dapo-sage-branch", "grpo-no-kl", "sage-teacher"])
 def test_a_variant_that_differs_in_more_is_refused(name):
-    with pytest.raises(ValueError, match=f"only the KL term differs, and no teacher; '{name}' has"):
+    with pytest.raises(ValueError, match=f"advantages and β and no teacher, but '{name}' has"):
         choose_variants([name])
 
 

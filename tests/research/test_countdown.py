@@ -55,7 +55,7 @@ def test_no_two_splits_share_a_problem_in_any_order_of_its_numbers():
     assert len(asked) == sum(sum(sizes.values()) for sizes in countdown.SPLITS.values())
     assert len({(tuple(numbers), target) for _, numbers, target in asked}) == len(asked)
     assert [row["problem"] for row in countdown.problems("test")][:3] == FIRST
-    with pytest.raises(ValueError, match=r"split must be one of test, .*; got 'rest'"):
+    with pytest.raises(ValueError, match=r"split must be one of test, .*, got 'rest'"):
         countdown.problems("rest")
 
 

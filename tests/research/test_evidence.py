@@ -209,7 +209,7 @@ def test_the_pictures_of_several_reports_follow_from_them(tmp_path):
 
 
 def test_a_folder_without_records_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds none"):
+    with pytest.raises(ValueError, match="has none"):
         redraw(tmp_path)
 
 

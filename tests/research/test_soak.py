@@ -81,7 +81,7 @@ def test_what_grows_is_not_flat():
         assert [k for k, flat in result["flat"].items() if not flat] == [name]
         assert result["series"][name]["per_1000_steps"][0] == pytest.approx(growth, rel=0.5)
         assert f"{name:<15}" in summary(result) and "NOT FLAT" in summary(result)
-    with pytest.raises(ValueError, match="at least 20 windows; got 19"):
+    with pytest.raises(ValueError, match="at least 20 windows, got 19"):
         report(series(19))
 
 
@@ -116,5 +116,5 @@ def test_a_small_soak(tmp_path):
     assert all(row["checkpoints"] <= 3 and row["children"] <= 1 for row in rows)
     assert last["rss"] - first["rss"] < 100
     assert all(0 < row["cpu_per_step"] < 3600 and row["folder"] > 0 for row in rows)
-    with pytest.raises(ValueError, match="starts from an empty folder"):
+    with pytest.raises(ValueError, match="must be an empty folder"):
         watch(tmp_path / "soak", 24, 4, 1.0)

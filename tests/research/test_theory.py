@@ -335,7 +335,7 @@ def test_what_cannot_be_computed_is_refused():
             0.1,
             scale_rewards=True,
         )
-    with pytest.raises(ValueError, match="come to rest within 3 steps"):
+    with pytest.raises(ValueError, match="converge within 3 steps"):
         ascend(tree, ref, lambda x: expected_update(tree, x, ref, 0.1), steps=3)
     with pytest.raises(ValueError, match="num_generations must be >= 2"):
         train_by_sampling(whole, tree.rewards, None, index=0, num_generations=1)

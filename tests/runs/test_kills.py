@@ -29,13 +29,13 @@ from sage_unsloth.problems import arithmetic
 from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.locks import exclusive_lock
-from sage_unsloth.runs.stopping import Terminated, ending, finishing
+from sage_unsloth.runs.stopping import Terminated, finish_step, handle_stop_signals
 from sage_unsloth.sampling.engines import Completion, InBatches, SamplingConfig
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
 from sage_unsloth.training.sft_stage import SftConfig, sft
-from sage_unsloth.training.stage import METRICS, read_metrics, set_aside_after
+from sage_unsloth.training.stage import METRICS, read_metrics, set_aside_rows
 
 BASE = data_folder() / "arithmetic-base"
 ROWS, TRAIN = arithmetic.problems("sft")[:32], arithmetic.problems("train")
@@ -73,7 +73,7 @@ def test_the_first_signal_waits_and_the_second_does_not(signum, monkeypatch):
     steps = []
     with (
         pytest.raises(ENDS[signum], match=f"stopped by {signum.name}: step 2 is saved"),
-        finishing("this step") as stop,
+        finish_step("this step") as stop,
     ):
         for step in (1, 2, 3):
             steps.append(step)
@@ -83,7 +83,7 @@ def test_the_first_signal_waits_and_the_second_does_not(signum, monkeypatch):
             if stop.cause is not None:
                 break
     assert steps == [1, 2] and signal.getsignal(signum) == before
-    with pytest.raises(ENDS[signum]), ending(), finishing("this step") as stop:
+    with pytest.raises(ENDS[signum]), handle_stop_signals(), finish_step("this step") as stop:
         signal.raise_signal(signum)
         assert stop.cause is signum
         signal.raise_signal(signum)
@@ -94,24 +94,28 @@ def test_the_first_signal_waits_and_the_second_does_not(signum, monkeypatch):
 
 def test_a_shutdown_that_comes_twice_is_one():
     """From the system and from the parent; but Ctrl-C twice is meant."""
-    with pytest.raises(Terminated, match="SIGHUP") as raised, ending(), finishing("this step"):
+    with (
+        pytest.raises(Terminated, match="SIGHUP") as raised,
+        handle_stop_signals(),
+        finish_step("this step"),
+    ):
         for signum in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
             signal.raise_signal(signum)
         done = True
     assert done and raised.value.code == 129
-    with pytest.raises(Terminated), ending():
+    with pytest.raises(Terminated), handle_stop_signals():
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)  # while everything is closed
-    with pytest.raises(KeyboardInterrupt), ending(), finishing("this step"):
+    with pytest.raises(KeyboardInterrupt), handle_stop_signals(), finish_step("this step"):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("Ctrl-C must not wait")
 
 
 def test_what_another_process_was_asked_is_no_first_signal():
-    with pytest.raises(Terminated), finishing("this step") as stop:
+    with pytest.raises(Terminated), finish_step("this step") as stop:
         stop.cause = signal.SIGTERM
         signal.raise_signal(signal.SIGINT)
         done = True
@@ -133,7 +137,7 @@ def test_a_parent_waits_for_the_step_in_flight_of_its_children(tmp_path):
         f"'w'), start_new_session=True)\n"
         "while 'ready' not in Path('log').read_text(): time.sleep(0.05)\n"
         "print('go', flush=True)\n"
-        "with stopping.ending():\n"
+        "with stopping.handle_stop_signals():\n"
         "    try: time.sleep(60)\n"
         "    except BaseException: children.end_children([worker]); raise\n"
     )
@@ -153,7 +157,7 @@ def test_a_parent_waits_for_the_step_in_flight_of_its_children(tmp_path):
 
 
 def test_an_error_in_the_step_is_what_is_raised():
-    with pytest.raises(ValueError, match="of the step"), finishing("this step"):
+    with pytest.raises(ValueError, match="of the step"), finish_step("this step"):
         signal.raise_signal(signal.SIGINT)
         raise ValueError("of the step")
 
@@ -165,7 +169,7 @@ def test_signals_that_are_not_ours_stay_as_they_are():
     found = []
 
     def elsewhere():
-        with finishing("this step") as stop:
+        with finish_step("this step") as stop:
             found.append((signal.getsignal(signal.SIGINT), stop.cause))
 
     thread = threading.Thread(target=elsewhere)
@@ -174,7 +178,7 @@ def test_signals_that_are_not_ours_stay_as_they_are():
     assert found == [(signal.getsignal(signal.SIGINT), None)]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with ending(), finishing("this step") as stop:
+        with handle_stop_signals(), finish_step("this step") as stop:
             signal.raise_signal(signal.SIGINT)
             assert stop.cause is None
     finally:
@@ -187,7 +191,7 @@ def test_a_library_that_swallows_the_exception_ends_all_the_same(signum, code):
     program = (
         "import signal, time\nfrom sage_unsloth.runs import stopping\nstopping.UNWINDING = 0.3\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "with stopping.ending():\n"
+        "with stopping.handle_stop_signals():\n"
         f"    try: signal.raise_signal({int(signum)})\n"
         "    except: pass\n"
         "    print('goes on', flush=True)\n"
@@ -211,7 +215,7 @@ def test_what_a_callback_drops_is_raised_again(signum, monkeypatch):
         pass
 
     thing, before = Thing(), time.monotonic()
-    with pytest.raises(ENDS[signum], match=f"stopped by {signum.name}"), ending():
+    with pytest.raises(ENDS[signum], match=f"stopped by {signum.name}"), handle_stop_signals():
         reference = weakref.ref(thing, lambda _: signal.raise_signal(signum))
         del thing
         assert reference() is None
@@ -244,13 +248,13 @@ def test_rows_of_steps_that_are_trained_again_are_kept_aside(tmp_path, caplog):
             file.write('{"step": 5, "cut')
         caplog.clear()
         aside.unlink(missing_ok=True)
-        set_aside_after(path, resume)
+        set_aside_rows(path, resume)
         assert read_jsonl(path) == kept
         assert (read_jsonl(aside) if aside.exists() else []) == rows[len(kept) :]
         assert (str(aside) in caplog.text) == (kept != rows)
-    set_aside_after(path, None)
+    set_aside_rows(path, None)
     assert read_jsonl(aside) == rows, "a second resume keeps what the first one put there"
-    set_aside_after(tmp_path / "none", None)
+    set_aside_rows(tmp_path / "none", None)
     assert not (tmp_path / "none").exists()
 
 
@@ -303,7 +307,10 @@ def signal_in_step(monkeypatch, number, signum):
 def test_sft_saves_the_step_in_flight(merged, tmp_path, monkeypatch, signum):
     """Though `save_steps` is 100; and the lock is free again."""
     steps = signal_in_step(monkeypatch, 2, signum)
-    with ending(), pytest.raises(ENDS[signum], match=f"{signum.name}: step 2 of 3 is saved in "):
+    with (
+        handle_stop_signals(),
+        pytest.raises(ENDS[signum], match=f"{signum.name}: step 2 of 3 is saved in "),
+    ):
         sft(SFT, BASE, ROWS, tmp_path)
     assert last_checkpoint(tmp_path / "checkpoints").name == "checkpoint-2"
     with exclusive_lock(tmp_path):
@@ -317,7 +324,7 @@ def test_sft_saves_the_step_in_flight(merged, tmp_path, monkeypatch, signum):
 def test_sft_stopped_after_its_last_checkpoint_trains_no_further(merged, tmp_path, monkeypatch):
     """The trainer itself would train a fourth step of three."""
     steps = signal_in_step(monkeypatch, 3, signal.SIGTERM)
-    with ending(), pytest.raises(Terminated, match="step 3 of 3 is saved"):
+    with handle_stop_signals(), pytest.raises(Terminated, match="step 3 of 3 is saved"):
         sft(SFT, BASE, ROWS, tmp_path)
     sft(SFT, BASE, ROWS, tmp_path)
     assert len(steps) == 3 == len(read_jsonl(tmp_path / METRICS))
@@ -334,7 +341,10 @@ def test_rl_saves_the_step_in_flight_and_repeats_no_row(
     """
     patched = dict(vars(unsloth_module))
     signal_in_step(monkeypatch, 2, signal.SIGTERM)
-    with ending(), pytest.raises(Terminated, match="SIGTERM: step 2 of 3 is saved in "):
+    with (
+        handle_stop_signals(),
+        pytest.raises(Terminated, match="SIGTERM: step 2 of 3 is saved in "),
+    ):
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
     monkeypatch.undo()
     assert {k for k, v in vars(unsloth_module).items() if v is not patched.get(k)} == set(), (
@@ -352,7 +362,7 @@ def test_rl_saves_the_step_in_flight_and_repeats_no_row(
         return save(self, folder, *args, **kwargs)
 
     monkeypatch.setattr(PeftModel, "save_pretrained", twice)
-    with ending(), pytest.raises(KeyboardInterrupt):
+    with handle_stop_signals(), pytest.raises(KeyboardInterrupt):
         rlvr(RLVR, merged, TRAIN, tmp_path, BranchGuide(ratio=0.0))
     monkeypatch.undo()
     assert [row["step"] for row in read_jsonl(tmp_path / METRICS)] == [1, 2, 3]
@@ -431,7 +441,10 @@ def test_the_batch_in_flight_is_graded_and_kept(tmp_path, make_tokenizer, signum
         return sample_and_grade(config, engine, rows, path, model="m", benchmark="b")
 
     tokenizer = make_tokenizer()
-    with ending(), pytest.raises(ENDS[signum], match=f"stopped by {signum.name}: everything"):
+    with (
+        handle_stop_signals(),
+        pytest.raises(ENDS[signum], match=f"stopped by {signum.name}: everything"),
+    ):
         draw(tmp_path / "cut.jsonl", Slow(tokenizer, signum))
     assert len(read_jsonl(tmp_path / "cut.jsonl")) == 4, "two batches of two"
     again, whole = Slow(tokenizer, None), Slow(tokenizer, None)

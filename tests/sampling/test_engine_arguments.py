@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from table_engine import CONFIG, ROWS, Table
 
 from sage_unsloth.evaluation import evaluator
-from sage_unsloth.evaluation.complete_sets import identities_of
+from sage_unsloth.evaluation.complete_sets import model_identities
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.models.dtypes import chosen_dtype, own_dtype
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
@@ -141,7 +141,7 @@ def test_what_an_engine_was_started_with_is_noted(tmp_path):
 
 def identities(dtype="auto", arguments=None):
     spec = ModelSpec(name="m", path=str(BASE), template="project")
-    (found,) = identities_of([spec], dtype, arguments or {})
+    (found,) = model_identities([spec], dtype, arguments or {})
     return found
 
 

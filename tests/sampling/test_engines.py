@@ -184,7 +184,7 @@ class BarReadingLlm:
 def test_the_bar_moves_during_a_call_of_vllm(monkeypatch, capsys):
     tokenizer = load_tokenizer(data_folder() / BASE_MODEL)
     monkeypatch.setattr(vllm_engine, "request_parameters", lambda *_: None)
-    engine = vllm_engine.VllmEngine.around(BarReadingLlm(), tokenizer, [0])
+    engine = vllm_engine.VllmEngine.from_llm(BarReadingLlm(), tokenizer, [0])
     told = []
     config = dataclasses.replace(CONFIG, batch_size=3)
     drawn = engine.stream([([1, 2], seed) for seed in range(4)], config, told.append)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sage_unsloth.objective.loss import grpo_loss
-from sage_unsloth.selftest.decoder import Decoder, decoder_of, plain_name, shape_of
+from sage_unsloth.selftest.decoder import Decoder, make_decoder, plain_name, read_shape
 from sage_unsloth.selftest.oracle import branch_guide, expected_step, loss_terms
 
 GUIDE = {"ratio": 0.3, "threshold": 1.2, "q_min": 0.6, "q_max": 1.4}
@@ -35,21 +35,21 @@ def test_the_decoder_is_transformers_qwen2_with_pefts_adapter(peft_model, adapte
         else:
             with peft_model.disable_adapter():
                 expected = peft_model(input_ids=ids[None]).logits[0]
-        found = decoder_of(peft_model).logits(ids, adapted=adapted)
+        found = make_decoder(peft_model).logits(ids, adapted=adapted)
     # transformers takes RoPE's angles in float32.
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_the_base_of_rope_is_read_from_older_configurations_too(peft_model):
-    shape, settings = shape_of(peft_model.config), peft_model.config.to_dict()
+    shape, settings = read_shape(peft_model.config), peft_model.config.to_dict()
     older = SimpleNamespace(**(settings | {"rope_parameters": None, "rope_theta": 5e5}))
-    assert shape_of(older) == replace(shape, rope_theta=5e5)
+    assert read_shape(older) == replace(shape, rope_theta=5e5)
 
 
 def test_another_family_is_refused(peft_model):
     peft_model.config.model_type = "llama"
     with pytest.raises(ValueError, match="model_type='llama'"):
-        shape_of(peft_model.config)
+        read_shape(peft_model.config)
 
 
 def test_names_lose_what_peft_wraps():
@@ -136,13 +136,13 @@ def test_a_format_of_16_bits_is_as_far_off_as_its_rounding(peft_model, number_fo
         "advantages": torch.tensor([1e-3, -1e-3, 1e-3, -1e-3]),
     }
     settings = dict(guide=GUIDE, source="policy", beta=1e-3, epsilon=0.2)
-    exact = expected_step(decoder_of(peft_model), batch, **settings).total
+    exact = expected_step(make_decoder(peft_model), batch, **settings).total
     dtype = getattr(torch, number_format)
-    rounded = expected_step(decoder_of(peft_model, dtype=dtype), batch, **settings).total
+    rounded = expected_step(make_decoder(peft_model, dtype=dtype), batch, **settings).total
     errors = [((rounded[n] - exact[n]).norm() / exact[n].norm()).item() for n in exact]
     rounding = torch.finfo(dtype).eps / 2
     assert rounding / 4 < max(errors) < 64 * rounding
 
 
 def test_the_scale_of_the_adapter_is_alpha_over_r(peft_model):
-    assert isinstance(decoder_of(peft_model), Decoder) and decoder_of(peft_model).scale == 2.0
+    assert isinstance(make_decoder(peft_model), Decoder) and make_decoder(peft_model).scale == 2.0

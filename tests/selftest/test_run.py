@@ -10,7 +10,7 @@ from sage_unsloth.__main__ import main
 from sage_unsloth.selftest import command, process, run
 from sage_unsloth.selftest.checks import Check, all_checks
 from sage_unsloth.selftest.findings import FAILED, NOT_HERE, NOT_RUN, PASSED, Finding
-from sage_unsloth.selftest.process import findings_of
+from sage_unsloth.selftest.process import run_in_process
 from sage_unsloth.selftest.run import run_selftest
 
 TESTS = str(Path(__file__).parent)
@@ -64,7 +64,7 @@ def test_a_crash_is_one_row_and_the_rest_goes_on(go):
 def test_a_hang_is_ended_at_its_limit(monkeypatch):
     monkeypatch.setattr(Check, "limit", 6)
     monkeypatch.setattr(process, "MIN_SECONDS", 1.0)
-    done = list(findings_of(planted("hangs"), seconds=60))
+    done = list(run_in_process(planted("hangs"), seconds=60))
     assert [f.name for f in done] == ["before the hang", "hangs"]
     assert done[1].status == FAILED and "within 6 s" in done[1].found and done[1].remedy
 
@@ -93,9 +93,9 @@ def test_a_second_call_runs_what_failed_or_was_not_reached(go, monkeypatch):
     report, _, failures = go(planted("fine"), planted("bad"))
     assert [status for *_, status in rows(report)] == [PASSED, FAILED] and failures == 1
     started = []
-    real = run.findings_of
+    real = run.run_in_process
     monkeypatch.setattr(
-        run, "findings_of", lambda check, s: started.append(check.name) or real(check, s)
+        run, "run_in_process", lambda check, s: started.append(check.name) or real(check, s)
     )
     go(planted("fine"), planted("bad"))
     assert started == ["bad"], "what has passed is kept"
@@ -119,7 +119,7 @@ def test_another_file_is_not_overwritten(go, tmp_path):
 
 def test_what_is_not_possible_here_says_why_and_starts_nothing():
     check = Check(name="x", function="nothing:there", missing=lambda: "needs a GPU")
-    assert list(findings_of(check, 600)) == [
+    assert list(run_in_process(check, 600)) == [
         Finding(check="x", name="x", status=NOT_HERE, found="needs a GPU")
     ]
 

@@ -7,7 +7,7 @@ from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.patch import unsloth_seam
 from sage_unsloth.selftest import losses, policy
 from sage_unsloth.selftest.findings import FAILED, PASSED
-from sage_unsloth.selftest.losses import Step, coefficients_of, distance, judge_step
+from sage_unsloth.selftest.losses import Step, distance, fit_coefficients, judge_step
 from sage_unsloth.selftest.oracle import TERMS, Expected
 
 
@@ -126,7 +126,7 @@ def test_the_distance_is_that_of_the_worst_weight():
 def test_coefficients_by_hand():
     expected = _expected([1.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0])
     step = {"w": torch.tensor([1.0, -2.0, 0.25, 0.1]).double()}
-    found, movable = coefficients_of(step, expected, allowed=0.01)
+    found, movable = fit_coefficients(step, expected, allowed=0.01)
     assert found == pytest.approx({"advantage": 1, "kl": -1, "guide": 0.5})
     length = (1 + 4 + 0.25) ** 0.5  # of the whole gradient, of which 0.01 may be an error
     assert movable == pytest.approx(

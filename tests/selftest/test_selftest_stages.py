@@ -38,14 +38,14 @@ def test_a_resumed_run_is_the_straight_one(unsloth_module, tmp_path, monkeypatch
 @pytest.mark.long
 def test_an_export_passes_and_a_wrong_merge_is_found(unsloth_module, tmp_path, monkeypatch):
     assert [f.status for f in stages.check_export(tmp_path / "right")] == [PASSED] * 3
-    decoder_of = stages.decoder_of
+    decoder_of = stages.make_decoder
 
     def other_scale(model):
         decoder = decoder_of(model)
         decoder.scale *= 2
         return decoder
 
-    monkeypatch.setattr(stages, "decoder_of", other_scale)
+    monkeypatch.setattr(stages, "make_decoder", other_scale)
     *_, finding = stages.check_export(tmp_path / "wrong")
     assert finding.status == FAILED and "share the adapter" in finding.remedy
 

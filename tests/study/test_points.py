@@ -3,7 +3,7 @@
 import pytest
 
 from sage_unsloth.objective.guides import BranchGuide
-from sage_unsloth.study.points import find_twin, parse_claims, parse_methods, strengths_of
+from sage_unsloth.study.points import find_twin, parse_claims, parse_methods, same_method
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 
@@ -89,6 +89,6 @@ def test_twins_and_lines():
     assert find_twin(by_name["sage-branch beta=0.05"], points, {}) == "grpo beta=0.05"
     assert find_twin(by_name["sage-branch beta=0.2"], points, {}) is None
     assert find_twin(by_name["grpo beta=0.4"], points, {}) is None
-    line = strengths_of(by_name["grpo beta=0.05"], points)
+    line = same_method(by_name["grpo beta=0.05"], points)
     assert [point.name for point in line] == ["grpo beta=0.05", "grpo beta=0.4"]
-    assert strengths_of(by_name["maxrl"], points) == [by_name["maxrl"]]
+    assert same_method(by_name["maxrl"], points) == [by_name["maxrl"]]

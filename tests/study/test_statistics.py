@@ -17,7 +17,7 @@ from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
 from sage_unsloth.study.records import family_curves, family_parts, family_weights
 from sage_unsloth.study.tasks import guess_product
-from sage_unsloth.study.verdicts import holm, main_k, p_value, says_something, verdict
+from sage_unsloth.study.verdicts import holm, is_informative, main_k, p_value, verdict
 
 # --- guessing -------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_the_bound_of_guessing_is_that_of_enumeration():
 
 
 def test_no_verdict_where_guessing_has_most_of_it():
-    assert says_something(0.50, 0.75) and not says_something(0.61, 0.75)
+    assert is_informative(0.50, 0.75) and not is_informative(0.61, 0.75)
     rows = {"4": {"usable": True}, "8": {"usable": True}, "32": {"usable": False}}
     assert main_k(rows) == 8
     assert main_k({"4": {"usable": False}, "8": {"usable": False}}) == 4

@@ -87,4 +87,4 @@ def test_an_unsloth_that_starts_its_engine_in_another_way_is_refused(unsloth_mod
 
     monkeypatch.delattr(vllm_utils, "load_lora")
     with pytest.raises(ContractError, match=r"no unsloth_zoo.vllm_utils.load_lora"):
-        cpu_vllm.put_beside(object(), lambda: pytest.fail("nothing is to be started"))
+        cpu_vllm.attach_engine(object(), lambda: pytest.fail("nothing is to be started"))

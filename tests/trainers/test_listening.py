@@ -3,7 +3,7 @@
 import pytest
 
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.listening import ORDER, inside, listening
+from sage_unsloth.trainers.listening import ORDER, inside, listen
 from sage_unsloth.trainers.trainer_names import ContractError
 
 
@@ -20,10 +20,10 @@ def heard(role):
 def test_the_order_is_the_tables_in_whichever_order_contexts_open(opened):
     trainer, roles = Trainer(), ORDER[names.REWARDS]
     first, second, third = (roles[i] for i in opened)
-    with listening(trainer, first, **{names.REWARDS: heard(first)}):
+    with listen(trainer, first, **{names.REWARDS: heard(first)}):
         with (
-            listening(trainer, second, **{names.REWARDS: heard(second)}),
-            listening(trainer, third, **{names.REWARDS: heard(third)}),
+            listen(trainer, second, **{names.REWARDS: heard(second)}),
+            listen(trainer, third, **{names.REWARDS: heard(third)}),
         ):
             assert trainer._calculate_rewards([]) == [*roles, "trainer"]
             after = [roles[2], "trainer"]
@@ -35,7 +35,7 @@ def test_the_order_is_the_tables_in_whichever_order_contexts_open(opened):
 def test_another_trainer_hears_nothing_and_what_stood_on_the_instance_comes_back():
     trainer, other = Trainer(), Trainer()
     own = trainer._calculate_rewards = lambda value: [*value, "own"]
-    with listening(trainer, "finite", **{names.REWARDS: heard("finite")}):
+    with listen(trainer, "finite", **{names.REWARDS: heard("finite")}):
         assert trainer._calculate_rewards([]) == ["finite", "own"]
         assert other._calculate_rewards([]) == ["trainer"]
     assert trainer._calculate_rewards is own
@@ -44,9 +44,9 @@ def test_another_trainer_hears_nothing_and_what_stood_on_the_instance_comes_back
 def test_a_role_is_taken_once():
     trainer = Trainer()
     with (
-        listening(trainer, "finite", **{names.REWARDS: heard("finite")}),
+        listen(trainer, "finite", **{names.REWARDS: heard("finite")}),
         pytest.raises(ContractError, match="'finite' must not be opened twice"),
-        listening(trainer, "finite", **{names.REWARDS: heard("finite")}),
+        listen(trainer, "finite", **{names.REWARDS: heard("finite")}),
     ):
         pass
     assert vars(trainer) == {}

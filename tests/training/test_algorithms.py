@@ -21,9 +21,9 @@ from sage_unsloth.training import rlvr_stage as stage
 from sage_unsloth.training.algorithms import (
     ALGORITHMS,
     Algorithm,
+    algorithm_list,
     changes,
     get_algorithm,
-    listing,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
@@ -224,7 +224,7 @@ def test_an_algorithm_sets_fields_of_the_config_alone():
 
 
 def test_the_listing_names_every_row_and_what_it_changes():
-    lines = listing().splitlines()
+    lines = algorithm_list().splitlines()
     starts = [number for number, line in enumerate(lines) if not line.startswith(" ")]
     blocks = [lines[a:b] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
     for (name, algorithm), block in zip(ALGORITHMS.items(), blocks, strict=True):

@@ -25,7 +25,7 @@ from sage_unsloth.sampling.record_files import FORMAT, settings_path
 from sage_unsloth.training.held_out import _forget_other_policy, held_out_sampling
 from sage_unsloth.training.held_out_metrics import change_text, held_out_metrics
 from sage_unsloth.training.held_out_rows import check_evaluations, split_rows
-from sage_unsloth.training.held_out_schedule import best_of, reason_to_end
+from sage_unsloth.training.held_out_schedule import best_row, reason_to_end
 from sage_unsloth.training.policy_engine import preserve_random_state
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
@@ -250,11 +250,11 @@ def test_the_budget_asks_for_two_evaluations_and_rules_the_best():
     ]
     curve.insert(0, {"step": 0, "eval/pass@1": 0.4})
     assert not reason_to_end(config, curve), "one of the last two is within it"
-    assert best_of(config, curve)["step"] == 6, "the higher one of step 4 lost too much"
+    assert best_row(config, curve)["step"] == 6, "the higher one of step 4 lost too much"
     curve[3]["eval/change@4"] = -0.2
     assert "pass@4 on held-out rows lost more than 0.05" in reason_to_end(config, curve)
-    assert best_of(config, curve)["step"] == 2
-    assert best_of(replace(config, coverage_budget=0.0), curve)["step"] == 4
+    assert best_row(config, curve)["step"] == 2
+    assert best_row(replace(config, coverage_budget=0.0), curve)["step"] == 4
 
 
 def evaluation(*right, samples=4):

@@ -175,5 +175,5 @@ def test_the_pace_is_that_of_the_second_step(unsloth_module, tmp_path, caplog, m
             logs = {"loss": 0, "grad_norm": 1, "reward": 1, "kl/ref_k3": 0, "sage/entropy": 1}
             log.on_log(None, state, None, logs=logs | {"frac_reward_zero_std": 0.5})
     assert caplog.messages == ["grpo: the second step took 4.0 s. At this pace 10 more take 40 s."]
-    assert log.bar.postfix.startswith("reward=1, kl=0, entropy=1, dead=0.5")
+    assert log.bar.postfix.startswith("reward=1, kl=0, entropy=1, no gradient=0.5")
     log.bar.close()

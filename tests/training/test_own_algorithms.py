@@ -12,7 +12,7 @@ from sage_unsloth.__main__ import main
 from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.runs.record import refuse_other_settings
 from sage_unsloth.training import algorithms
-from sage_unsloth.training.algorithms import ALGORITHMS, get_algorithm, listing
+from sage_unsloth.training.algorithms import ALGORITHMS, algorithm_list, get_algorithm
 from sage_unsloth.training.own_algorithms import brought_algorithms, own_code
 from sage_unsloth.training.recipes import run_rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -105,7 +105,7 @@ def test_what_packages_bring_is_listed_and_a_broken_one_is_named(packages):
         get_algorithm("number")
     with pytest.raises(ValueError, match=r"grpo-entropy, .*lift.*, or module:name .*mean 'lift'"):
         get_algorithm("lft")
-    text = " ".join(listing().split())
+    text = " ".join(algorithm_list().split())
     assert "lift advantages=maxrl, beta=0.1, guide=Lift(amount=0.3)" in text
     assert "by the advantages of maxrl from lifting 1.2" in text
     assert "broken cannot be used: RuntimeError: no such card from breaking 1.2" in text

@@ -123,10 +123,10 @@ def test_a_process_that_was_killed_says_what_it_wrote_last(child, tmp_path):
 def test_a_signal_is_passed_on_and_what_they_save_is_waited_for(tmp_path):
     program = (
         "import sys\nfrom pathlib import Path\nfrom test_side_by_side import jobs\n"
-        "from sage_unsloth.runs.stopping import ending\n"
+        "from sage_unsloth.runs.stopping import handle_stop_signals\n"
         "from sage_unsloth.training import side_by_side\n"
         "side_by_side.WORKER = 'side_by_side_child'\nhere = Path(sys.argv[1])\n"
-        "with ending():\n"
+        "with handle_stop_signals():\n"
         "    side_by_side.run_side_by_side(jobs(here, 'waits'), 2, here / 'processes')\n"
     )
     tests = Path(__file__).parents[1]

@@ -31,7 +31,7 @@ from sage_unsloth.training.stage import read_metrics
 from sage_unsloth.training.starting import (
     StartingPoint,
     rlvr_config,
-    setup_of,
+    run_setup,
     sft_config,
     starting_point,
 )
@@ -339,7 +339,7 @@ def test_the_card_decides_what_is_not_given():
 def test_a_plan_and_the_training_it_is_for_agree(model, gib):
     """Without options of either; the run's length too."""
     config = rlvr_config(model, gib)
-    trained, planned = setup_of(model, config, gib), plan_setup(model, gib)
+    trained, planned = run_setup(model, config, gib), plan_setup(model, gib)
     if gib is None and planned.weight_bits == 16:  # of a card; a CPU loads them in 32 bits
         planned = replace(planned, weight_bits=32)
     assert replace(trained, lora_targets=None) == planned

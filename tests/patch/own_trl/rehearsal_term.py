@@ -6,7 +6,7 @@ import pytest
 from rehearsing import COEF, STORED, check_gradients, run
 from trl_trainer import build_trl_trainer, letters
 
-from sage_unsloth.methods.rehearsal import METRIC, rehearsed
+from sage_unsloth.methods.rehearsal import METRIC, add_rehearsal
 
 
 @pytest.fixture
@@ -42,6 +42,6 @@ def test_a_model_without_an_adapter_is_refused(make_trainer):
     trainer = make_trainer("model")
     with (
         pytest.raises(ValueError, match="needs a model with an adapter"),
-        rehearsed(trainer, STORED, coef=0.1),
+        add_rehearsal(trainer, STORED, coef=0.1),
     ):
         pass
