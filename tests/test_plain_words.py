@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sage_unsloth"
+RESEARCH = PACKAGE.with_name("research")
 RETIRED = {"found", "one", "wanted", "kept", "asked", "told", "ours", "theirs"}
 MOST = 1.0
 """Of them in a thousand lines."""
@@ -101,7 +102,8 @@ def test_no_public_name_is_defined_twice():
 def test_a_message_has_no_semicolon_and_few_words():
     texts = [
         (path.name, text)
-        for path in PACKAGE.rglob("*.py")
+        for folder in (PACKAGE, RESEARCH)
+        for path in folder.rglob("*.py")
         for text in messages(path.read_text(encoding="utf-8"))
         if len(text.split()) > 3  # a name, a separator or a table's cell is no message
     ]
