@@ -84,6 +84,7 @@ def test_a_page_says_what_the_report_says(tmp_path):
     # Of each model the first correct and the first wrong sample, and the problem where it is known.
     shown = reader.inside("pre")
     assert shown[:4] == ["What is 1 < 2?", "0, 0", "0, 2", "0, 0"]
+    assert "<pre></pre>" not in page and "characters more" not in page
     assert any("T = 1" in text for text in reader.inside("p"))
 
 

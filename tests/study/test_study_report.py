@@ -146,7 +146,7 @@ def test_claims_are_judged_after_holm_and_count_also_where_they_fail(made):
 def test_claims_that_were_named_late_are_listed(made):
     claims = [row | {"runs_complete": 2 * (row["claim"] == "b")} for row in made[1]["claims"]]
     assert claim_lines(made[1] | {"claims": claims})[1:] == [
-        "Named when runs were complete already: b."
+        "Named only after runs were complete: b."
     ]
 
 
