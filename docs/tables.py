@@ -43,12 +43,12 @@ NOTE = "<!-- Generated: python docs/tables.py -->"
 
 def from_algorithms() -> str:
     """What each algorithm changes against plain GRPO."""
-    return algorithms.markdown_table()
+    return algorithms.algorithm_table()
 
 
 def from_settings(command: str) -> str:
     """Settings of a command."""
-    return settings.markdown_table(STAGES[command])
+    return settings.settings_tables(STAGES[command])
 
 
 def from_advantages() -> str:
@@ -98,7 +98,7 @@ def share(value: float) -> str:
 
 def from_quickstart() -> str:
     """pass@k, differences and ways of working of the committed quickstart."""
-    return f"```\n{quickstart.summary(read('quickstart', 'report.json'))}\n```"
+    return f"```\n{quickstart.family_tables(read('quickstart', 'report.json'))}\n```"
 
 
 def from_rows() -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from research.red_team_forms import Writing, shape, writings
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.grading.grader import Grader, own_grades
+from sage_unsloth.grading.grader import Grader, grade_golds
 from sage_unsloth.problems.benchmarks import load_benchmark
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.record import environment
@@ -49,7 +49,7 @@ def attack(golds: list[str], grader: Grader, per_shape: int, seed: int) -> dict:
     """What became of the writings of these golds, and of the keys; see the module."""
     rng = random.Random(seed)
     chosen = sample_golds(golds, per_shape, rng)
-    own = own_grades(grader, chosen, chosen)
+    own = grade_golds(grader, chosen, chosen)
     failing = [
         gold for gold, result in zip(chosen, own, strict=True) if result is not Grade.CORRECT
     ]

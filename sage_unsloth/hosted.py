@@ -26,10 +26,10 @@ from packaging.utils import canonicalize_name
 from sage_unsloth.models.device import Card, compiled_architecture, nvidia_cards, why_unserved
 from sage_unsloth.sampling.engine_choice import VLLM_CAPABILITY
 
-KEPT = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
+IMAGE_PACKAGES = ("numpy", "pillow", "torch", "torchvision", "torchaudio")
 """Packages of the image that pip may not replace if their versions suffice."""
-VLLM_REPLACES = frozenset(KEPT) - {"numpy"}
-"""Those of `KEPT` that the vllm extra replaces."""
+VLLM_REPLACES = frozenset(IMAGE_PACKAGES) - {"numpy"}
+"""Those of `IMAGE_PACKAGES` that the vllm extra replaces."""
 CUDA_13_DRIVER = 580
 """The oldest NVIDIA driver for CUDA 13, which PyPI's PyTorch uses from 2.11 on."""
 
@@ -69,7 +69,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class InstallPlan:
     """pip's requirements and constraints, and the reasons."""
 
     requirements: tuple[str, ...]
@@ -131,10 +131,10 @@ def install(*, vllm: bool = False, say: Callable[[str], None] = print) -> None:
         say("Installed. Nothing that was loaded has changed, so no restart is needed.")
 
 
-def choose(machine: Machine, expected: Iterable[str]) -> Choice:
+def choose(machine: Machine, expected: Iterable[str]) -> InstallPlan:
     """What to install on a machine.
 
-    vLLM is left out if its pinned release does not run. Versions of `KEPT` that meet the
+    vLLM is left out if its pinned release does not run. Versions of `IMAGE_PACKAGES` that meet the
     requirements are kept.
 
     Args:
@@ -154,7 +154,11 @@ def choose(machine: Machine, expected: Iterable[str]) -> Choice:
             f"{machine.driver}. Use a newer image (Kaggle: Settings > Environment), or install a "
             "PyTorch of that version for this driver first (pytorch.org)"
         )
-    selected = set(KEPT) if keeps_torch else set(KEPT) - {"torch", "torchvision", "torchaudio"}
+    selected = (
+        set(IMAGE_PACKAGES)
+        if keeps_torch
+        else set(IMAGE_PACKAGES) - {"torch", "torchvision", "torchaudio"}
+    )
     if any(Requirement(text).name == "vllm" for text in expected):
         reason = _why_no_vllm(machine)
         if reason is None:
@@ -164,11 +168,11 @@ def choose(machine: Machine, expected: Iterable[str]) -> Choice:
             reasons.append(f"Without vLLM (completions are sampled by transformers): {reason}.")
     constraints = tuple(
         f"{name}=={machine.packages[name]}"
-        for name in KEPT
+        for name in IMAGE_PACKAGES
         if name in selected and _serves(name, machine, expected)
     )
     reasons.append(f"Kept as they are: {', '.join(constraints) or 'nothing'}.")
-    return Choice(requirements=expected, constraints=constraints, reasons=tuple(reasons))
+    return InstallPlan(requirements=expected, constraints=constraints, reasons=tuple(reasons))
 
 
 def _check_card(card: Card, arches: tuple[str, ...]) -> None:
@@ -235,7 +239,7 @@ def _take_one_card(machine: Machine, say: Callable[[str], None]) -> None:
     )
 
 
-def _run_pip(choice: Choice) -> None:
+def _run_pip(choice: InstallPlan) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kept.txt"
         file.write_text("\n".join(choice.constraints) + "\n")

@@ -99,7 +99,7 @@ def named_function(reference: str, what: str) -> OwnFunction:
     return OwnFunction(result, reference, source_digest(result))
 
 
-def describe_function(function: Callable[..., Any]) -> OwnFunction:
+def function_record(function: Callable[..., Any]) -> OwnFunction:
     """The record of a function that was passed in Python."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return OwnFunction(function, f"{function.__module__}:{name}", source_digest(function))

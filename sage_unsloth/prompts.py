@@ -32,11 +32,11 @@ TAGS = {
 }
 """Name -> tags of the reasoning and of the answer; without the latter the answer is in a box."""
 
-Pair = tuple[str, str]
+TagPair = tuple[str, str]
 Turns = Sequence[Mapping[str, str]]
 
 
-def system_text(reasoning: Pair | None, solution: Pair | None) -> str:
+def system_text(reasoning: TagPair | None, solution: TagPair | None) -> str:
     """The system prompt for these tags, in the paper's words."""
     lines = [
         "You are given a problem.",
@@ -85,8 +85,8 @@ class PromptFormat:
     """
 
     system: str | None = SYSTEM_PROMPT
-    reasoning: Pair | None = (REASONING_START, REASONING_END)
-    solution: Pair | None = (SOLUTION_START, SOLUTION_END)
+    reasoning: TagPair | None = (REASONING_START, REASONING_END)
+    solution: TagPair | None = (SOLUTION_START, SOLUTION_END)
 
     def __post_init__(self) -> None:
         if self.system is not None and not self.system.strip():
@@ -182,7 +182,7 @@ def prompt_format(
     )
 
 
-def _pair(tags: Sequence[str]) -> Pair | None:
+def _pair(tags: Sequence[str]) -> TagPair | None:
     return (tags[0], tags[1]) if tags else None
 
 
@@ -213,7 +213,7 @@ def system_part(system: str | None) -> str:
     )
 
 
-def turns_part(reasoning: Pair | None) -> str:
+def turns_part(reasoning: TagPair | None) -> str:
     """The project's turns: all but the user's end in EOS, and answers begin in an opened tag."""
     opened = "" if reasoning is None else "{{ " + _jinja(reasoning[0]) + " }}"
     return (

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sage_unsloth.evaluation.families import course, family_report, summary
+from sage_unsloth.evaluation.families import family_report, family_tables, first_and_last_tenth
 from sage_unsloth.models.device import frees_models
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder, settle_process
 from sage_unsloth.problems import arithmetic
@@ -23,7 +23,7 @@ from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment, open_run
 from sage_unsloth.training.figures import plot_training
-from sage_unsloth.training.quickstart_plan import SECONDS, plan, rl_seconds
+from sage_unsloth.training.quickstart_plan import UNIT_SECONDS, plan, rl_seconds
 from sage_unsloth.training.setting_options import add_processes, add_set
 from sage_unsloth.training.side_by_side import Job, choose_processes, run_side_by_side
 from sage_unsloth.training.stage import read_metrics
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from sage_unsloth.training.rlvr_config import RlvrConfig
     from sage_unsloth.training.sft_stage import SftConfig
 
-ALGORITHMS = ("grpo", "sage-branch")
-NAMES = {"grpo": "GRPO", "sage-branch": "SAGE-Branch"}
+QUICKSTART_ALGORITHMS = ("grpo", "sage-branch")
+DISPLAY_NAMES = {"grpo": "GRPO", "sage-branch": "SAGE-Branch"}
 """Algorithm -> its name in tables and figures, if different."""
-MODELS = ("SFT", *NAMES.values())
+MODEL_NAMES = ("SFT", *DISPLAY_NAMES.values())
 
 
 def add_quickstart(commands: Any) -> None:
     text = "SFT, GRPO, SAGE-Branch and pass@k on the embedded task"
     parser = commands.add_parser("quickstart", help=text)
     parser.add_argument("--out", default="runs/quickstart", help="folder (default: %(default)s)")
-    text = "half a minute; only shows that it works"
+    text = "half a minute; only checks that everything works"
     parser.add_argument("--smoke", action="store_true", help=text)
     parser.add_argument(
         "--algorithms",
         nargs="+",
-        default=list(ALGORITHMS),
+        default=list(QUICKSTART_ALGORITHMS),
         metavar="NAME",
-        help="rows of `train --list` to compare (default: grpo sage-branch)",
+        help="algorithms of `train --list` to compare (default: grpo sage-branch)",
     )
     add_set(parser, "RL settings for each of them, such as beta=0.5 max_steps=200")
     add_processes(parser)
@@ -102,7 +102,7 @@ def smoke_config() -> QuickstartConfig:
 def run(
     out: str | Path,
     config: QuickstartConfig | None = None,
-    algorithms: Sequence[str] = ALGORITHMS,
+    algorithms: Sequence[str] = QUICKSTART_ALGORITHMS,
     *,
     processes: int | None = None,
     **settings: Any,
@@ -147,13 +147,13 @@ def _run(
     open_run(out, known)
     if (out / "report.json").exists():
         report = read_json(out / "report.json")
-        print(f"{out} is complete.\n\n{summary(report)}")
+        print(f"{out} is complete.\n\n{family_tables(report)}")
         return report
     configs = {n: replace(a.configure(config.rlvr), **settings) for n, a in runs.items()}
     jobs = _jobs(out, configs, guides)
     rl = next(iter(configs.values()))
     left = [job for job in jobs if not job.is_complete]
-    count, why = choose_processes(left, processes, long=rl_seconds(rl) > SECONDS["start"])
+    count, why = choose_processes(left, processes, long=rl_seconds(rl) > UNIT_SECONDS["start"])
     problems = config.num_problems or len(arithmetic.problems("test"))
     print(plan(out, config.sft, list(runs), rl, config.sampling, problems, count, why))
     seconds, models = _train(out, config, jobs, count)
@@ -171,13 +171,13 @@ def _run(
     note = f"embedded arithmetic, seed {seed}"
     plot_training(logs, out / "training.png", note)
     trained = {name: [row for row in log if row["step"] > 0] for name, log in logs.items()}
-    report["training"] = {name: course(log) for name, log in trained.items()}
+    report["training"] = {name: first_and_last_tenth(log) for name, log in trained.items()}
     report["environment"] = environment()
     write_json(out / "report.json", report)
-    print(f"\n{summary(report)}\n")
+    print(f"\n{family_tables(report)}\n")
     print(
         f"Written to {out}: report.json, pass_at_k.png, training.png, samples/, evaluation/\n"
-        f"The problems, one by one: {out / 'evaluation' / 'comparison.html'}\n"
+        f"Every problem with completions: {out / 'evaluation' / 'comparison.html'}\n"
         f"Next: python -m sage_unsloth {shlex.join(['analyze', str(out)])}"
     )
     return report
@@ -203,7 +203,7 @@ def choose_algorithms(
         if row.name in TABLE:
             row.check_name(settings)
     rows = [row.with_settings(changed | settings) for row in rows]
-    result = {NAMES.get(row.name, row.name): row for row in rows}
+    result = {DISPLAY_NAMES.get(row.name, row.name): row for row in rows}
     for algorithm in result.values():
         replace(algorithm.configure(config.rlvr), **settings)  # judged before anything is loaded
     return result

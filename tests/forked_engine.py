@@ -22,7 +22,7 @@ LIBRARIES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "trans
 
 
 def pytest_collection_modifyitems(items):
-    if cpu_vllm.is_installed():
+    if cpu_vllm.has_cpu_vllm():
         return
     why = pytest.mark.skip(reason="needs the environment that tests/engines/environment.py makes")
     for item in items:

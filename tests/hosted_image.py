@@ -53,7 +53,7 @@ def wanted() -> tuple[str, ...]:
     return (*project["dependencies"], *project["optional-dependencies"]["vllm"])
 
 
-def choices() -> dict[str, hosted.Choice]:
+def choices() -> dict[str, hosted.InstallPlan]:
     """What `choose` decides on the image with each machine's cards."""
     found = packages()
     return {
@@ -80,7 +80,7 @@ def make_image(python: str, folder: Path) -> Path:
     return inside
 
 
-def dry_run(python: Path, choice: hosted.Choice, work: Path) -> dict[str, str]:
+def dry_run(python: Path, choice: hosted.InstallPlan, work: Path) -> dict[str, str]:
     """Names -> versions of all that pip would install."""
     kept, report = work / "kept.txt", work / "report.json"
     kept.write_text("\n".join(choice.constraints) + "\n")

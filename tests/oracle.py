@@ -20,7 +20,7 @@ from sage_unsloth.objective.kl import UNSLOTH_K3_MAX, k3
 from sage_unsloth.objective.loss import grpo_loss
 from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
-from sage_unsloth.selftest.oracle import completion_rows, score, to_completion_layout
+from sage_unsloth.selftest.oracle import completion_rows, score_batch, to_completion_layout
 
 # Unsloth up to 2026.10.7 divides bnpo by the token count of the whole generation batch, later by
 # the micro-batch's own.
@@ -181,15 +181,15 @@ class Oracle(TrainerCallback):
         guides, kls, masks = [], [], list(self.entropy_masks)
         for inputs, call in zip(self.inputs, calls, strict=True):
             with torch.no_grad(), model.disable_adapter():
-                ref, ref_entropies = score(texts(model), inputs, args.temperature)
+                ref, ref_entropies = score_batch(texts(model), inputs, args.temperature)
             teacher = None
             if self.teacher is not None:
                 with torch.no_grad():
-                    teacher, _ = score(texts(self.teacher), inputs, args.temperature)
+                    teacher, _ = score_batch(texts(self.teacher), inputs, args.temperature)
             model.requires_grad_(False)
             for parameter in named.values():
                 parameter.requires_grad_(True)
-            logps, entropies = score(texts(model), inputs, args.temperature)
+            logps, entropies = score_batch(texts(model), inputs, args.temperature)
             mask = inputs["completion_mask"]
             log_guide = None
             of_oracle = TokenSignals(

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from sage_unsloth.runs.children import end_with_parent
-from sage_unsloth.training.side_by_side import ENDED, SAID
+from sage_unsloth.training.side_by_side import LOG_FILE, RESULT_FILE
 
 own = Path(sys.argv[1])
 job = pickle.load(sys.stdin.buffer)
@@ -26,14 +26,14 @@ def save(*_):
 
 signal.signal(signal.SIGTERM, save)
 (job.folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.25}\n')
-(own / SAID).write_text(f"{job.name}: one line\nanother line\n")
+(own / LOG_FILE).write_text(f"{job.name}: one line\nanother line\n")
 if job.name == "waits":
     time.sleep(60)
 if job.name == "fails":
     time.sleep(0.5)
-    (own / ENDED).write_text(json.dumps({"error": "ValueError: the guide must be finite"}))
+    (own / RESULT_FILE).write_text(json.dumps({"error": "ValueError: the guide must be finite"}))
     sys.exit(2)
 if job.name == "dies":
     print("out of memory, as it seems", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-(own / ENDED).write_text(json.dumps({"seconds": 1.5}))
+(own / RESULT_FILE).write_text(json.dumps({"seconds": 1.5}))

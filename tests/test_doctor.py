@@ -14,7 +14,7 @@ from sage_unsloth import doctor
 
 def test_every_check_has_a_status_and_every_trouble_a_remedy(unsloth_module):
     lines = []
-    failures = doctor.run(lines.append)
+    failures = doctor.run_checks(lines.append)
     text = "\n".join(lines)
     assert failures == 0, text
     for name in (

@@ -97,7 +97,7 @@ PUBLIC = {
         RlvrConfig SftConfig rlvr sft Algorithm get_algorithm
     """,
     "sage_unsloth.evaluation": """
-        pass_at_k pass_at_k_interval paired_difference evaluate compare
+        pass_at_k pass_at_k_interval paired_difference evaluate_models compare_sets
     """,
 }
 """What users import; it stays."""

@@ -15,7 +15,7 @@ import pytest
 import sage_unsloth
 from sage_unsloth.__main__ import IN_A_CLONE, main, make_parser
 from sage_unsloth.models.loading import LoraSettings
-from sage_unsloth.runs.settings import parse_settings, settings_of
+from sage_unsloth.runs.settings import config_settings, parse_settings
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.setting_options import SettingAction, naming_options
 from sage_unsloth.training.sft_stage import SftConfig
@@ -348,7 +348,7 @@ def test_no_message_names_an_option_or_a_setting_that_does_not_exist():
     of_command = {name: {*p._option_string_actions} for name, p in parsers.items()}
     everything = OF_OTHER_PROGRAMS.union(*of_command.values())
     alone = {"analysis": of_command["analyze"], "export": OF_OTHER_PROGRAMS | of_command["export"]}
-    settings = OF_FUNCTIONS | set(settings_of(RlvrConfig)) | set(settings_of(SftConfig))
+    settings = OF_FUNCTIONS | set(config_settings(RlvrConfig)) | set(config_settings(SftConfig))
     unknown = []
     for file in Path(sage_unsloth.__file__).parent.rglob("*.py"):
         tree, options = ast.parse(file.read_text()), alone.get(file.parent.name, everything)

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "sage_unsloth"
 RETIRED = {"found", "one", "wanted", "kept", "asked", "told", "ours", "theirs"}
 MOST = 1.0
 """Of them in a thousand lines."""
+MAY_REPEAT = {"logger"}
+"""Public names that several modules define; `logger` is that of each module."""
 SHOWS_TEXT = re.compile(r"(print|print_line|warn|warning|info|error|exception|exit)$")
 MOST_WORDS = 15.5
 """In the mean message, with the values in it counted as a word each."""
@@ -32,6 +34,20 @@ def identifiers(source: str) -> list[str]:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 result.append(name)
     return result
+
+
+def public_names(source: str) -> set[str]:
+    """Functions, classes and constants of a module without an underscore; imports do not count."""
+    names: list[str] = []
+    for node in ast.parse(source).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.append(name)
+            case ast.Assign(targets=targets):
+                names += [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+    return {name for name in names if not name.startswith("_")}
 
 
 def messages(source: str) -> Iterator[str]:
@@ -72,6 +88,16 @@ def test_words_that_fit_everything_are_rare():
 
 
 @pytest.mark.smoke
+def test_no_public_name_is_defined_twice():
+    places = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name in public_names(path.read_text(encoding="utf-8")) - MAY_REPEAT:
+            places[name].append(path.relative_to(PACKAGE).as_posix())
+    assert len(places) > 1000
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}
+
+
+@pytest.mark.smoke
 def test_a_message_has_no_semicolon_and_few_words():
     texts = [
         (path.name, text)
@@ -100,6 +126,12 @@ def test_every_kind_of_name_is_counted():
     assert Counter(identifiers(source)) == Counter(
         ["f", "f", "found", "found", "key", "one", "one", "kept", "told"]
     )
+
+
+def test_public_names_are_those_that_a_module_defines():
+    source = "from x import a\nB, c = 1, 2\nD: int = 3\n_E = 4\n"
+    source += "def f(g):\n    h = 1\nclass I:\n    j = 2\n"
+    assert public_names(source) == {"B", "c", "D", "f", "I"}
 
 
 def test_messages_are_read_in_raises_and_in_calls_that_show_them():

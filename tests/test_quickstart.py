@@ -62,7 +62,7 @@ def test_quickstart_leaves_everything_it_promises(finished):
     for name in ("sft", "grpo", "sage-branch"):
         assert (out / "samples" / f"{name}.jsonl").exists()
     report = json.loads((out / "report.json").read_text())
-    assert list(report["pass_at_k"]["all problems"]) == list(quickstart.MODELS)
+    assert list(report["pass_at_k"]["all problems"]) == list(quickstart.MODEL_NAMES)
     assert report["settings"]["rlvr"]["seed"] == 3407
     assert report["environment"]["packages"]["unsloth"]
     training = report["training"]
@@ -93,9 +93,9 @@ def test_another_process_leaves_the_same_to_the_last_bit(finished, tmp_path):
     done = command(*arguments, folder=tmp_path, PYTHONHASHSEED="2")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "one after another: a further process would take longer" in finished[1].stdout
-    assert "side by side, 2 at a time: as asked for." in done.stdout
+    assert "in parallel, 2 at a time: as requested." in done.stdout
     assert done.stderr.count("Loading Unsloth.") == 3, "what a process logs is passed on"
-    for name in quickstart.MODELS[1:]:
+    for name in quickstart.MODEL_NAMES[1:]:
         assert f"{name}: 2step" in done.stderr.replace(" ", "") or "2/2" in done.stderr
     one, other = (timeless_files(folder / "run") for folder in (finished[0], tmp_path))
     assert one.keys() == other.keys()
@@ -141,10 +141,12 @@ def counts(rows, values):
 def test_report_by_hand(tmp_path):
     rows = [{"id": "a", "family": "usual"}, {"id": "b", "family": "rare"}]
     sampling = asdict(quickstart.QuickstartConfig().sampling)
-    samples = {name: counts(rows, [(i, 4), (0, 4)]) for i, name in enumerate(quickstart.MODELS)}
+    samples = {
+        name: counts(rows, [(i, 4), (0, 4)]) for i, name in enumerate(quickstart.MODEL_NAMES)
+    }
     report = family_report(rows, samples, sampling, tmp_path)
     assert report["num_problems"] == {"all problems": 2, "family: usual": 1, "family: rare": 1}
-    for i, name in enumerate(quickstart.MODELS):
+    for i, name in enumerate(quickstart.MODEL_NAMES):
         for k in (1, 2, 4):
             expected = pass_at_k(4, i, k)
             assert report["pass_at_k"]["family: usual"][name][str(k)]["mean"] == pytest.approx(
@@ -158,7 +160,7 @@ def test_report_by_hand(tmp_path):
     assert difference["mean"] == pytest.approx((2 / 4 - 1 / 4) / 2)
     assert report["behaviour"]["GRPO"]["in_format"] == 6 / 8
     assert report["behaviour"]["GRPO"]["routes"] == {"tens": 6 / 8, "none": 2 / 8}
-    text = quickstart.summary(report)
+    text = quickstart.family_tables(report)
     assert "GRPO         0.125" in text
 
 
@@ -213,8 +215,8 @@ def test_the_estimate_by_hand(tmp_path, count, minutes):
 
 def test_any_algorithms_under_settings_of_ones_own():
     config = quickstart.smoke_config()
-    default = quickstart.choose_algorithms(config, quickstart.ALGORITHMS, {})
-    assert list(default) == ["GRPO", "SAGE-Branch"] == list(quickstart.MODELS[1:])
+    default = quickstart.choose_algorithms(config, quickstart.QUICKSTART_ALGORITHMS, {})
+    assert list(default) == ["GRPO", "SAGE-Branch"] == list(quickstart.MODEL_NAMES[1:])
     assert all(one.configure(config.rlvr) == config.rlvr for one in default.values())
     found = quickstart.choose_algorithms(
         config, ["grpo-no-kl", "sage-token"], {"epsilon_high": 0.3}
@@ -226,7 +228,8 @@ def test_any_algorithms_under_settings_of_ones_own():
         quickstart.choose_algorithms(config, ["grpo-no-kl"], {"beta": config.rlvr.beta})
     other = replace(config, rlvr=replace(config.rlvr, beta=0.5))
     assert [
-        a.beta for a in quickstart.choose_algorithms(other, quickstart.ALGORITHMS, {}).values()
+        a.beta
+        for a in quickstart.choose_algorithms(other, quickstart.QUICKSTART_ALGORITHMS, {}).values()
     ] == [0.5] * 2
 
 

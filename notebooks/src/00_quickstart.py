@@ -50,7 +50,7 @@ hosted.install()
 # %%
 from sage_unsloth import doctor
 
-assert doctor.run() == 0, "see the remedies above"
+assert doctor.run_checks() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
 RUNS = hosted.runs_folder()  # Google Drive once mounted, /kaggle/working, or "runs"
@@ -176,7 +176,7 @@ Image(OUT / "pass_at_k.png")
 import json
 
 folder = OUT / "samples"
-files = {name: folder / f"{name.lower()}.jsonl" for name in quickstart.MODELS}
+files = {name: folder / f"{name.lower()}.jsonl" for name in quickstart.MODEL_NAMES}
 records = {
     name: [json.loads(line) for line in file.read_text().splitlines()]
     for name, file in files.items()
@@ -188,7 +188,7 @@ problem = max(rare, key=lambda row: solved[row["id"]])
 print(problem["problem"], " right answer:", problem["answer"])
 
 # %%
-for name in quickstart.MODELS:
+for name in quickstart.MODEL_NAMES:
     samples = [record for record in records[name] if record["problem_id"] == problem["id"]]
     right = [sample for sample in samples if sample["grade"] == "correct"]
     print(f"{name}: {len(right)} of {len(samples)} right")

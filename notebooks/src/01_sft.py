@@ -48,7 +48,7 @@ hosted.install(vllm=True)  # with vLLM where it runs
 # %%
 from sage_unsloth import doctor
 
-assert doctor.run() == 0, "see the remedies above"
+assert doctor.run_checks() == 0, "see the remedies above"
 
 # %% [markdown]
 # ## What this GPU can train

@@ -50,7 +50,7 @@ hosted.install(vllm=True)  # with vLLM where it runs
 # %%
 from sage_unsloth import doctor
 
-assert doctor.run() == 0, "see the remedies above"
+assert doctor.run_checks() == 0, "see the remedies above"
 
 # %% [markdown]
 # ## What this GPU can train
@@ -375,7 +375,7 @@ from IPython.display import Image
 
 from sage_unsloth import show_table
 
-show_table(training.course(metrics))
+show_table(training.training_curve_rows(metrics))
 Image(training.plot_training({"SAGE-Branch": metrics}, OUT / "training.png", f"seed {SEED}"))
 
 # %% [markdown]

@@ -47,7 +47,7 @@ hosted.install()
 # %%
 from sage_unsloth import doctor
 
-assert doctor.run() == 0, "see the remedies above"
+assert doctor.run_checks() == 0, "see the remedies above"
 
 # %% tags=["parameters"]
 # Google Drive on Colab once mounted, /kaggle/working on Kaggle, "runs" elsewhere

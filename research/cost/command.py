@@ -46,6 +46,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="whole optimizer steps of each variant; 0: the loss alone (default: %(default)s)",
     )
     parser.add_argument(
+        "--growth",
+        action="store_true",
+        help="also how cost grows with length, batch, vocabulary, iterations, accumulation",
+    )
+    parser.add_argument(
         "--log-entropy",
         action="store_true",
         help="every variant asks for entropies, as the training stages do",
@@ -87,6 +92,7 @@ def _act(options: argparse.Namespace) -> int:
         names=options.variants,
         rounds=options.rounds,
         steps=options.steps,
+        growth=options.growth,
         threads=options.threads,
         log_entropy=options.log_entropy,
         one_pass=options.one_pass,
@@ -97,5 +103,7 @@ def _act(options: argparse.Namespace) -> int:
         print(title)
         show_table(rows)
         print()
-    print(f"Written to {options.out}: bench.json")
+    print(f"Written to {options.out}: bench.json, bench.png, bench.csv")
+    if not options.growth:
+        print("Next: the same with --growth, or other sizes: --hidden 1536 --length 256 512")
     return 0

@@ -1,4 +1,4 @@
-"""The two measurements: the loss alone, and the whole optimizer step.
+"""The three measurements: the loss alone, the whole optimizer step, and how cost grows.
 
 All variants run in one process on one trainer, in turn: round after round, so that what slows the
 machine slows all of them. A time is reported as the median over rounds of the ratio to the baseline
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from research.cost.phases import timed_phases
 from research.cost.report import BASELINE, quartiles
 from research.cost.sizes import LOGITS_HELD, Size, fits
 from research.cost.trainers import Place, make_batch
@@ -114,7 +115,7 @@ def measure_steps(
 ) -> list[dict[str, Any]]:
     """The whole optimizer step, on the random model and on the embedded task.
 
-    Rows of seconds and tokens a second.
+    Rows of seconds, tokens a second and the share of each phase.
     """
     short = Size(**asdict(size) | {"length": min(size.length, STEP_TOKENS)})
     fitting = _fitting(variants, short)
@@ -139,7 +140,7 @@ def measure_steps(
 
 
 def one_step(trainer: Any, variant: Variant) -> dict[str, Any]:
-    """One optimizer step of `trainer.train()` from its first step's seed."""
+    """One optimizer step of `trainer.train()` from its first step's seed, and its phases."""
     from transformers import TrainerCallback, set_seed  # after Unsloth, which patches it
 
     class Clock(TrainerCallback):
@@ -158,7 +159,7 @@ def one_step(trainer: Any, variant: Variant) -> dict[str, Any]:
     trainer._step, trainer._buffered_inputs = 0, None
     set_seed(trainer.args.seed)
     try:
-        with variant.on(trainer):
+        with variant.on(trainer), timed_phases(trainer) as phases:
             trainer.train()
     finally:
         trainer.remove_callback(clock)
@@ -166,19 +167,55 @@ def one_step(trainer: Any, variant: Variant) -> dict[str, Any]:
     completions = (
         trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
     )
-    return {"seconds": clock.seconds, "tokens": tokens * completions}
+    return {"seconds": clock.seconds, "phases": dict(phases), "tokens": tokens * completions}
 
 
 def _step_row(task: str, name: str, result: Mapping[str, list[dict]]) -> dict[str, Any]:
     values, base = result[name], result[BASELINE]
     total = statistics.median(v["seconds"] for v in values)
+    shares = {}
+    for phase in values[0]["phases"]:
+        shares[phase] = statistics.median(v["phases"][phase] / v["seconds"] for v in values)
+    shares["other"] = max(0.0, 1 - sum(shares.values()))
     return {
         "task": task,
         "variant": name,
         "seconds": _rounded(v["seconds"] for v in values),
         "ratio": _ratio(values, base, "seconds"),
         "tokens_per_second": round(statistics.median(v["tokens"] for v in values) / total, 1),
+        "shares": {phase: round(share, 4) for phase, share in shares.items()},
     }
+
+
+def measure_growth(place: Place, size: Size, variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Seconds and peak memory of the loss while one of T, B, V is quartered, halved and whole.
+
+    And seconds of a step while iterations and gradient accumulation grow.
+    """
+    chosen = [v for v in variants if v.guide is None or v.materialised or v.name == "sage-branch"]
+    rows = []
+    for field in ("length", "batch", "vocabulary"):
+        for part in (4, 2, 1):
+            smaller = Size(**asdict(size) | {field: max(1, getattr(size, field) // part)})
+            for row in measure_loss(place, smaller, chosen, 2):
+                rows.append({"grows": field, "value": getattr(smaller, field)} | row)
+    short = Size(**asdict(size) | {"length": min(size.length, STEP_TOKENS)})
+    for field in ("num_iterations", "gradient_accumulation_steps"):
+        for value in (1, 2, 4):
+            trainer = place.trainer(short, **{field: value})
+            for variant in chosen[:2]:
+                one_step(trainer, variant)
+                values = one_step(trainer, variant)
+                rows.append(
+                    {
+                        "grows": field,
+                        "value": value,
+                        "variant": variant.name,
+                        "seconds": [round(values["seconds"], 4)],
+                        "phases": {k: round(v, 4) for k, v in values["phases"].items()},
+                    }
+                )
+    return rows
 
 
 def rotated(variants: Sequence[Any], number: int) -> list[Any]:

@@ -1,11 +1,31 @@
-"""What a guide costs, as tables."""
+"""What a guide costs, as tables and a figure."""
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from research.cost.figures import plot_costs
+from sage_unsloth.runs.files import write_json
 
 BASELINE = "grpo"
 REPORT = "bench.json"  # the name from before the command was called `cost`
+
+
+def write_report(report: dict[str, Any], folder: Path) -> None:
+    """`bench.json`, `bench.png` and `bench.csv`."""
+    write_json(folder / REPORT, report)
+    rows = [row for row in report["loss"] if row["seconds"] is not None]
+    table = [
+        {
+            name: row[name]
+            for name in ("length", "hidden", "vocabulary", "batch", "variant", "peak_mib")
+        }
+        | {"seconds": statistics.median(row["seconds"])}
+        | row["ratio"]
+        for row in rows
+    ]
+    plot_costs(table, folder / "bench.png", conditions(report))
 
 
 def quartiles(values: Sequence[float]) -> dict[str, float]:
@@ -38,6 +58,7 @@ def tables(report: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
     result = {
         "Loss and backward pass": loss_table(report),
         "Optimizer step": step_table(report),
+        "Growth": growth_table(report),
     }
     return {title: rows for title, rows in result.items() if rows}
 
@@ -102,7 +123,8 @@ def _size_of(row: dict[str, Any]) -> tuple:
 
 
 def step_table(report: dict[str, Any]) -> list[dict[str, str]]:
-    """Rows to show: seconds, ratio and tokens a second."""
+    """Rows to show: seconds, ratio, tokens a second and shares of the phases."""
+    phases = list(dict.fromkeys(p for row in report.get("step", ()) for p in row["shares"]))
     return [
         {
             "task": row["task"],
@@ -112,5 +134,20 @@ def step_table(report: dict[str, Any]) -> list[dict[str, str]]:
             "quartiles": f"{row['ratio']['low']:.2f}-{row['ratio']['high']:.2f}",
             "tokens/s": f"{row['tokens_per_second']:,.0f}",
         }
+        | {phase: f"{row['shares'].get(phase, 0):.1%}" for phase in phases}
         for row in report.get("step", ())
+    ]
+
+
+def growth_table(report: dict[str, Any]) -> list[dict[str, str]]:
+    """Rows to show: what grows, and what it costs."""
+    return [
+        {
+            "grows": row["grows"],
+            "to": f"{row['value']:,}",
+            "variant": row["variant"],
+            "seconds": "not fitting" if row["seconds"] is None else f"{min(row['seconds']):.3g}",
+            "peak MiB": "" if row.get("peak_mib") is None else f"{row['peak_mib']:,.0f}",
+        }
+        for row in report.get("growth", ())
     ]

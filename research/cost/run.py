@@ -1,10 +1,12 @@
 """What a guide costs beside Unsloth's GRPO, and beside a loss that materialises the logits.
 
-Two measurements (`measurements`):
+Three measurements (`measurements`):
 
     loss     loss and backward pass alone, at any hidden size and vocabulary, and their peak memory
     step     the whole optimizer step with rollouts by transformers: a random model, and the
              embedded task with its graded rewards
+    growth   how time and memory of the loss grow with T, B and V, and a step with iterations and
+             gradient accumulation
 """
 
 import logging
@@ -16,13 +18,13 @@ from typing import Any
 
 import torch
 
-from research.cost.measurements import measure_loss, measure_steps
-from research.cost.report import REPORT
+from research.cost.measurements import measure_growth, measure_loss, measure_steps
+from research.cost.report import REPORT, write_report
 from research.cost.sizes import Size
 from research.cost.trainers import Place
 from research.cost.variants import choose_variants
 from sage_unsloth.models.meter import device_name, memory_source
-from sage_unsloth.runs.files import read_json, write_json
+from sage_unsloth.runs.files import read_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
 from sage_unsloth.trainers.backends import UNSLOTH, load_backend
@@ -38,18 +40,20 @@ def measure_costs(
     names: list[str] | None = None,
     rounds: int = 4,
     steps: int = 2,
+    growth: bool = False,
     threads: int = 1,
     log_entropy: bool = False,
     one_pass: bool = False,
     backend: str = UNSLOTH,
 ) -> dict[str, Any]:
-    """Measure, and leave `bench.json` in the folder `out`.
+    """Measure, and leave `bench.json`, `bench.png` and `bench.csv` in the folder `out`.
 
     Args:
-        sizes: of the loss; the first is also that of the whole step.
+        sizes: of the loss; the first is also that of the whole step and of the growth.
         names: see `variants.choose_variants`.
         rounds: measured rounds over all variants, after one that warms up.
         steps: measured optimizer steps of each variant; 0 leaves the step out.
+        growth: also measure how cost grows.
         threads: of the CPU.
         log_entropy: every variant asks for entropies, as the training stages do.
         one_pass: every variant but the baseline is within `one_pass_loss`.
@@ -94,17 +98,21 @@ def measure_costs(
         report["loss"] = [
             row for size in sizes for row in measure_loss(place, size, variants, rounds, len(sizes))
         ]
-        write_json(out / REPORT, report)  # each stage is on disk before the next one
+        write_report(report, out)  # each stage is on disk before the next one
         if steps:
             report["step"] = measure_steps(place, sizes[0], variants, steps)
-            write_json(out / REPORT, report)
+            write_report(report, out)
+        if growth:
+            report["growth"] = measure_growth(place, sizes[0], variants)
+            write_report(report, out)
     return report
 
 
 def _log_estimate(sizes: Sequence[Size], passes: int) -> None:
     seconds = sum(passes * size.seconds_on_a_cpu for size in sizes)
     logger.info(
-        "%d passes of loss and backward: about %.0f min on one quiet CPU core, and the steps.",
+        "%d passes of loss and backward: about %.0f min on one quiet CPU core, steps and growth "
+        "beside them.",
         passes * len(sizes),
         seconds / 60 + 0.5,
     )

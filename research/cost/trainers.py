@@ -18,7 +18,7 @@ from research.data import DATA
 from sage_unsloth.models.embedded import BASE_MODEL
 from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.random_weights import save_random_model
-from sage_unsloth.patch.rollout_batch import GROUPS, PREFIX
+from sage_unsloth.patch.rollout_batch import GROUPS_KEY, KEY_PREFIX
 from sage_unsloth.planning.presets import PAPER_BETA
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.prompts import prompt_messages
@@ -160,8 +160,8 @@ def make_batch(trainer: Any, batch_size: int, length: int, vocab_size: int) -> d
         "advantages": signs.to(device),
         "num_items_in_batch": torch.tensor(batch_size * length, device=device),
         # What a rollout batch carries for the guides that need it.
-        f"{PREFIX}ref_entropies": (-near_uniform + 0.1 * noise).to(device),
-        GROUPS: torch.zeros(batch_size, dtype=torch.long, device=device),
+        f"{KEY_PREFIX}ref_entropies": (-near_uniform + 0.1 * noise).to(device),
+        GROUPS_KEY: torch.zeros(batch_size, dtype=torch.long, device=device),
         "max_left_pad": 0,
     }
 

@@ -96,7 +96,7 @@ def as_study(data: Mapping[str, Any], start: Mapping[str, Any] | None = None) ->
 def _environment(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """With the version and the digest of the code, which were not recorded then."""
     packages = {"sage_unsloth": "before 0.1.0"} | recorded["packages"]
-    return {"commit": None, "code_tree": "not recorded"} | recorded | {"packages": packages}
+    return {"commit": None, "code_tree": "not recorded", **recorded, "packages": packages}
 
 
 def _point(run: Mapping[str, Any]) -> Point:

@@ -7,14 +7,14 @@ from typing import Any
 from research.evidence.claims import judge_claims
 from research.evidence.records import MORE_SAMPLES, read_study
 from research.evidence.registered import REGISTERED, judge_registered
+from sage_unsloth.runs.text import markdown_table
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 from sage_unsloth.study.free_lines import STRENGTH, above_lines, distance_to_line, free_lines
 from sage_unsloth.study.points import START, strengths_of
 from sage_unsloth.study.records import Tables
 from sage_unsloth.study.report import as_dict, points_of
 from sage_unsloth.study.report import make_report as make_study_report
-from sage_unsloth.study.text import cell, claim_lines, markdown_table
-from sage_unsloth.study.text import markdown as study_markdown
+from sage_unsloth.study.text import cell, claim_lines, report_markdown
 from sage_unsloth.study.verdicts import MATTERS
 
 
@@ -89,7 +89,7 @@ def _mixtures(tables: Tables, line: Sequence[tuple[float, str]]) -> list[dict[st
 def markdown(report: Mapping[str, Any]) -> str:
     """`report.md`: a study's, and the tables of what only these folders have."""
     differences = f"{report['comparisons']} differences have an interval here, each 95 % by itself."
-    text = study_markdown(report).replace("\n\n".join(claim_lines(report)), differences)
+    text = report_markdown(report).replace("\n\n".join(claim_lines(report)), differences)
     parts = [text.strip()]
     if few := report["start_as_published"]:
         levels = ", ".join(f"pass@{k} {value:.3f}" for k, value in few.items())

@@ -29,7 +29,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--out", default="runs/analysis", help="folder (default: %(default)s)")
     parser.add_argument(
-        "--against", metavar="NAME", help="model that others are compared with (the first one)"
+        "--against", metavar="NAME", help="compare the others with this model (default: the first)"
     )
     parser.add_argument(
         "--pattern",
@@ -48,7 +48,7 @@ def add_analyze(commands: argparse._SubParsersAction) -> None:
         "--responses",
         type=int,
         default=RESPONSES,
-        help="of each problem and model that are scored (default: %(default)s)",
+        help="responses to score for each problem and model (default: %(default)s)",
     )
     parser.add_argument(
         "--page",

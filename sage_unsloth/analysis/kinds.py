@@ -13,7 +13,7 @@ from sage_unsloth.sampling.kinds import correct_shares, count_kinds
 from sage_unsloth.training.stage import COMPLETIONS
 
 THIRDS = ("first third", "middle third", "last third")
-GROWTH, LEAST = 2.0, 0.05
+MIN_RATIO, MIN_INCREASE = 2.0, 0.05
 """A kind has grown if its share of the right answers is so many times what it was in the first
 third of a run, and at least so much more."""
 
@@ -65,7 +65,7 @@ def of_runs(runs: Mapping[str, Path]) -> dict[str, Any]:
 
 def grown(thirds: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, tuple[float, float]]:
     """kind -> share of the right answers in the first and last third, of kinds that have grown by
-    `GROWTH` and `LEAST`.
+    `MIN_RATIO` and `MIN_INCREASE`.
     """
     if THIRDS[0] not in thirds or THIRDS[-1] not in thirds:
         return {}
@@ -75,7 +75,8 @@ def grown(thirds: Mapping[str, Mapping[str, Mapping[str, int]]]) -> dict[str, tu
     return {
         kind: (before.get(kind, 0.0), share)
         for kind, share in now.items()
-        if share >= GROWTH * before.get(kind, 0.0) and share >= before.get(kind, 0.0) + LEAST
+        if share >= MIN_RATIO * before.get(kind, 0.0)
+        and share >= before.get(kind, 0.0) + MIN_INCREASE
     }
 
 

@@ -62,7 +62,7 @@ DYNAMICS = {
     "frac_reward_zero_std": "share of dead groups",
 }
 """The metrics of a training run that are compared, and what they are called."""
-PHASES = ("early", "middle", "late")
+RUN_THIRDS = ("early", "middle", "late")
 
 
 def benchmark_patterns(benchmark: str) -> dict[str, tuple[str, ...]]:
@@ -216,7 +216,7 @@ def dynamics(runs: Mapping[str, Sequence[Mapping]]) -> list[dict[str, Any]]:
     for run, rows in runs.items():
         if not rows:
             raise ValueError(f"a training run must have steps, but {run} has none. Train it first")
-        for phase, places in zip(PHASES, np.array_split(np.arange(len(rows)), 3), strict=True):
+        for phase, places in zip(RUN_THIRDS, np.array_split(np.arange(len(rows)), 3), strict=True):
             third = [rows[place] for place in places]
             for metric in DYNAMICS:
                 values = [row[metric] for row in third if metric in row]

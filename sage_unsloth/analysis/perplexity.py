@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 
 from sage_unsloth.evaluation.bootstrap import mean_difference, mean_interval
-from sage_unsloth.models.scoring import score
+from sage_unsloth.models.scoring import LOGITS_AT_ONCE, score
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import refuse_other_settings
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 
 QUANTILES = (0.05, 0.5, 0.95)
-LOGITS_AT_ONCE = 2**28
-"""Limit of logits in one forward pass: half a GiB in 16 bits."""
 
 
 def load_scorer(path: str | Path, adapter: str | Path | None = None) -> tuple[Any, Any]:

@@ -38,11 +38,11 @@ from sage_unsloth.runs.record import environment
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.training.stage import read_metrics
 
-CASES = 4
+NUM_CASES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Benchmark:
+class BenchmarkSamples:
     """The data of one benchmark.
 
     Attributes:
@@ -109,7 +109,7 @@ def analyze(
         held_out: Mapping[str, Mapping[int, Estimate]] = {}
         for name, samples in sources.samples.items():
             texts = page or baseline or data or name in (*sources.texts, *known, "arithmetic")
-            item = Benchmark(
+            item = BenchmarkSamples(
                 name=name,
                 samples=samples,
                 against=against if against in samples else next(iter(samples)),
@@ -143,7 +143,7 @@ def analyze(
                 matches["tokens"] = _write_token_page(traces, item.folder)
         if page and not sources.samples:
             traces = _guided_traces(
-                sources.runs, lambda run: rollout_cases(run, sources.runs[run], CASES), guide
+                sources.runs, lambda run: rollout_cases(run, sources.runs[run], NUM_CASES), guide
             )
             result["tokens"] = _write_token_page(traces, out)
         if sources.runs:
@@ -170,7 +170,7 @@ def _check_sources(
         )
 
 
-def _analyze_patterns(item: Benchmark, more: Mapping[str, str]) -> dict[str, Any]:
+def _analyze_patterns(item: BenchmarkSamples, more: Mapping[str, str]) -> dict[str, Any]:
     patterns = benchmark_patterns(item.name) | dict(more)
     frequencies = pattern_frequencies(item.samples, patterns)
     differences = pattern_differences(item.samples, patterns, item.against)
@@ -210,12 +210,12 @@ def pass_at_k_curves(
     return curves
 
 
-def _study_cases(item: Benchmark) -> list[Case]:
+def _study_cases(item: BenchmarkSamples) -> list[Case]:
     """Compares the last model with the named one; writes a page."""
     others = [name for name in item.samples if name != item.against]
     if not others:
         return []
-    cases = case_studies(item.samples, others[-1], item.against, CASES, item.problems)
+    cases = case_studies(item.samples, others[-1], item.against, NUM_CASES, item.problems)
     rule = CASE_RULE.format(a=others[-1], b=item.against)
     page = case_page(cases, f"Case studies: {item.name}", rule)
     (item.folder / "cases.html").write_text(page, encoding="utf-8")
@@ -234,7 +234,7 @@ def _study_cases(item: Benchmark) -> list[Case]:
 
 
 def _analyze_perplexity(
-    item: Benchmark, sources: Sources, baseline: str, responses: int, cases: Sequence[Case]
+    item: BenchmarkSamples, sources: Sources, baseline: str, responses: int, cases: Sequence[Case]
 ) -> dict[str, Any]:
     from sage_unsloth.analysis import perplexity
     from sage_unsloth.evaluation.named_models import parse_model
@@ -267,7 +267,7 @@ def _analyze_perplexity(
         f"Perplexity under {baseline} (Eq. 39), up to {responses} responses of each problem:",
     )
     values = {name: perplexity.perplexities(rows) for name, rows in scores.items()}
-    drawn = [case.problem_id for case in cases] or list(values[item.against])[:CASES]
+    drawn = [case.problem_id for case in cases] or list(values[item.against])[:NUM_CASES]
     titles = {p: text if len(text := item.problems[p]) <= 60 else p for p in drawn}
     note = f"{item.name}; baseline {baseline}; the problems of the case studies"
     figures.plot_perplexity(values, titles, item.folder / "perplexity.png", note)

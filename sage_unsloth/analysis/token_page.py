@@ -46,7 +46,7 @@ class TokenTrace:
             raise ValueError(f"values of a trace must be finite, but {self.title!r} has others")
 
 
-STYLE = """
+TOKEN_STYLE = """
 :root { --entropy: #e69f00; --more: #56a5d8; --less: #e08a5a; }
 @media (prefers-color-scheme: dark) { :root { --entropy: #8a5f00; --more: #1c5f8f; --less:
   #94421a; } }
@@ -99,7 +99,7 @@ def trace_page(traces: Sequence[TokenTrace], title: str, note: str = "") -> str:
     ]
     for trace in traces:
         body.append(_section(trace, entropy or 1.0, guide or 1.0))
-    return page(title, body, STYLE)
+    return page(title, body, TOKEN_STYLE)
 
 
 def _section(trace: TokenTrace, entropy_scale: float, guide_scale: float) -> str:
@@ -179,4 +179,4 @@ def case_page(cases: Sequence[Case], title: str, rule: str) -> str:
     """A page of case studies, with the rule that selected them."""
     body = [f"<h1>{escape(title)}</h1>", f"<p>Picked by rule: {escape(rule)}.</p>"]
     body += [f"<section>{case_table(case)}</section>" for case in cases]
-    return page(title, body, STYLE)
+    return page(title, body, TOKEN_STYLE)

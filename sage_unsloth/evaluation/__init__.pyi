@@ -1,6 +1,6 @@
 from .bootstrap import mean_difference as mean_difference
 from .bootstrap import mean_interval as mean_interval
-from .evaluator import evaluate as evaluate
+from .evaluator import evaluate_models as evaluate_models
 from .intervals import Difference as Difference
 from .intervals import Estimate as Estimate
 from .intervals import paired_interval as paired_interval
@@ -10,15 +10,15 @@ from .metrics import paired_difference as paired_difference
 from .metrics import pass_at_k as pass_at_k
 from .metrics import pass_at_k_curve as pass_at_k_curve
 from .metrics import pass_at_k_interval as pass_at_k_interval
-from .report import compare as compare
+from .report import compare_sets as compare_sets
 from .report_text import interval_text as interval_text
 
 __all__ = [
     "Difference",
     "Estimate",
-    "compare",
+    "compare_sets",
     "difference_curve",
-    "evaluate",
+    "evaluate_models",
     "interval_text",
     "mean_difference",
     "mean_interval",

@@ -61,7 +61,7 @@ def open_model(
         release_memory()
 
 
-def ask(
+def sample_answers(
     engine: TransformersEngine, question: str, config: SamplingConfig, seed: int = DEFAULT_SEED
 ) -> list[Completion]:
     """`config.num_samples` completions of one question, each with its own seed.
@@ -96,10 +96,10 @@ def sampling_of(n: int, temperature: float | None, max_tokens: int) -> SamplingC
 
 def add_ask(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
-        "ask", help="one question to a model or a run, or several from the keyboard"
+        "ask", help="ask a run or a model one question, or several from the keyboard"
     )
     parser.add_argument(
-        "question", nargs="*", help="in one text; without it, each line of standard input is one"
+        "question", nargs="*", help="without it, questions are read from standard input, one a line"
     )
     parser.add_argument(
         "--model",
@@ -130,7 +130,7 @@ def _ask(options: argparse.Namespace) -> int:
     with open_model(spec, LONGEST_PROMPT + options.max_tokens) as (engine, prompt):
         for question in _questions(options.question):
             started = time.perf_counter()
-            completions = ask(engine, question, config, options.seed)
+            completions = sample_answers(engine, question, config, options.seed)
             _show(completions, prompt, time.perf_counter() - started)
     return 0
 
@@ -159,8 +159,8 @@ def _show(completions: Sequence[Completion], prompt: PromptFormat, seconds: floa
             print(f"--- {number}")
         print(completion.text)
         answer = extract_answer(completion.text, prompt=prompt)
-        print(f"answer: {answer if answer is not None else 'none in the form that was trained'}")
+        print(f"answer: {answer if answer is not None else 'none in the trained format'}")
         if completion.finish_reason == "length":
-            print(f"cut after {completion.num_tokens} tokens: raise --max-tokens")
+            print(f"truncated after {completion.num_tokens} tokens: raise --max-tokens")
     tokens = sum(completion.num_tokens for completion in completions)
     print(f"({tokens} tokens, {seconds:.1f} s)")

@@ -10,7 +10,7 @@ from sage_unsloth.sampling.engine_choice import ROLLOUTS
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
 
 OUT = "runs/evaluation"
-SMOKE = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
+SMOKE_OPTIONS = {"n": 2, "problems": 2, "max_tokens": 64, "out": f"{OUT}-smoke"}
 
 # Evaluation and its libraries are imported when a command runs: `--help` needs none of them.
 
@@ -25,8 +25,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         required=True,
         metavar="NAME=MODEL[+ADAPTER]",
-        help="folder of a run, an adapter or a model, a preset, or a hub id, and a LoRA folder to "
-        "put on it; one name twice: training seeds of one method",
+        help="folder of a run, an adapter or a model, a preset, or a hub id, and optionally a LoRA "
+        "folder; give several training seeds of a method the same name",
     )
     parser.add_argument(
         "--benchmarks",
@@ -48,7 +48,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a few short completions (other options win); only shows that everything works",
+        help="a few short completions, only to check that everything works (other options "
+        "override these sizes)",
     )
     add_columns(parser)
     add_prompt(parser)
@@ -59,7 +60,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         "--engine",
         choices=ROLLOUTS,
         default="auto",
-        help="auto: vllm if there is a GPU and the package (default: %(default)s)",
+        help="auto: vllm if it is installed and the GPU supports it (default: %(default)s)",
     )
     add_engine_options(parser)
     parser.add_argument(
@@ -71,7 +72,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--batch",
         type=int,
-        help="completions drawn together (default: "
+        help="completions sampled together (default: "
         + ", ".join(f"{size:,} with {engine}" for engine, size in BATCH_SIZES.items())
         + ")",
     )
@@ -80,7 +81,7 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
         ("--n", sampling.num_samples, "samples of each problem"),
         ("--top-k", sampling.top_k, "sample from this many most probable tokens; -1: all"),
         ("--max-tokens", sampling.max_completion_length, "longest completion"),
-        ("--seed", sampling.seed, "from which each completion's own is derived"),
+        ("--seed", sampling.seed, "the seed of each completion is derived from it"),
     ):
         parser.add_argument(
             flag, type=type(default), default=default, help=f"{text} (default: %(default)s)"
@@ -95,7 +96,8 @@ def add_evaluate(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--train",
         metavar="FILE",
-        help="training set to look for in the benchmarks, in the columns that train --data finds",
+        help="training set; benchmark problems that overlap with it are reported (columns as for "
+        "train --data)",
     )
     add_verifier(parser)
     parser.add_argument(
@@ -137,7 +139,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     trained = {k: v for k, v in trained_sampling(models).items() if k not in drawn}
     if any(value != getattr(SamplingConfig, name) for name, value in trained.items()):
         words = ", ".join(f"{name} {value:g}" for name, value in trained.items())
-        print(f"Completions are drawn as in training: {words}.")
+        print(f"Completions are sampled as in training: {words}.")
     config = SamplingConfig(
         num_samples=options.n,
         **trained | drawn,
@@ -160,7 +162,7 @@ def _evaluate(options: argparse.Namespace) -> int:
                 for b in benchmarks
             ]
             print(f"Answers of {', '.join(own)} are graded by {name}, as in training.")
-    result = evaluator.evaluate(
+    result = evaluator.evaluate_models(
         models,
         benchmarks,
         options.out,
@@ -179,7 +181,7 @@ def _shorten(options: argparse.Namespace) -> None:
     """Sets the options of `--smoke` that were not given."""
     sampling = SamplingConfig()
     usual = {"n": sampling.num_samples, "max_tokens": sampling.max_completion_length}
-    for name, value in SMOKE.items():
+    for name, value in SMOKE_OPTIONS.items():
         if getattr(options, name) == (usual | {"problems": None, "out": OUT})[name]:
             setattr(options, name, value)
 
@@ -187,7 +189,7 @@ def _shorten(options: argparse.Namespace) -> None:
 def add_compare(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "compare",
-        help="the same report on any record sets that are on disk",
+        help="the same report for record sets on disk",
     )
     parser.add_argument(
         "sets",
@@ -206,15 +208,15 @@ def add_compare(commands: argparse._SubParsersAction) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from sage_unsloth.evaluation.report import compare
+    from sage_unsloth.evaluation.report import compare_sets
     from sage_unsloth.evaluation.report_text import report_text
 
-    result = compare(options.sets, options.out, options.against, partial=options.partial)
+    result = compare_sets(options.sets, options.out, options.against, partial=options.partial)
     print(f"{report_text(result)}\n\nTables and figures: {options.out}")
     return 0
 
 
 def _add_against(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--against", metavar="NAME", help="model that others are compared with (the first one)"
+        "--against", metavar="NAME", help="compare the others with this model (default: the first)"
     )

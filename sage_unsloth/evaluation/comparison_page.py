@@ -19,9 +19,9 @@ CASES = 8  # of each benchmark
 ALONE = 2  # of them of each model, problems that it alone solves
 CASE_MODELS = 6  # whose completions are in a case
 TEXT = 3_000  # characters of a text that are shown
-NAMES = 200  # names of problems in a list
+MAX_NAMES = 200  # names of problems in a list
 
-STYLE = """
+COMPARISON_STYLE = """
 @media (max-width: 32rem) { body { padding: .7rem; } section { padding: .7rem; } }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr));
   gap: 1rem; } .panels > div { min-width: 0; } svg { width: 100%; height: auto; }
@@ -72,7 +72,7 @@ def comparison_page(
             _cases(sets, result["coverage"][benchmark]["only"]),
             "</section>",
         ]
-    return page(title, body, STYLE)
+    return page(title, body, COMPARISON_STYLE)
 
 
 def _graphs(curves: Mapping[str, Any], differences: Mapping[str, Any]) -> str:
@@ -136,8 +136,8 @@ def _alone(coverage: Mapping[str, Any]) -> str:
         return ""
     parts = [f"<h3>solved by one model alone, in {coverage['samples']} samples</h3>"]
     for name, problems in coverage["only"].items():
-        rest = f" … and {len(problems) - NAMES} more" if len(problems) > NAMES else ""
-        shown = ", ".join(problems[:NAMES]) + rest
+        rest = f" … and {len(problems) - MAX_NAMES} more" if len(problems) > MAX_NAMES else ""
+        shown = ", ".join(problems[:MAX_NAMES]) + rest
         parts.append(
             f"<details><summary>{escape(name)}: {len(problems)} alone, of "
             f"{coverage['solved'][name]} that it solves</summary>{escape(shown) or 'none'}"

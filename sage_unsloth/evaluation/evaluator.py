@@ -93,7 +93,7 @@ def choose_engine(expected: str = "auto", *, load_in_4bit: bool = False) -> str:
 
 
 @frees_models
-def evaluate(
+def evaluate_models(
     models: Sequence[ModelSpec],
     benchmarks: Sequence[Benchmark],
     out: str | Path,

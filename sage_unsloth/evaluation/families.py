@@ -13,7 +13,7 @@ from sage_unsloth.problems import arithmetic
 
 LOGGED = ("reward", "kl", "kl/ref_k3", "sage/entropy", "sage/guide_mean", "sage/share_touched",
           "grad_norm")  # fmt: skip
-FAMILIES = ("rare", "usual", "both", "far")
+FAMILY_ORDER = ("rare", "usual", "both", "far")
 
 
 def family_report(
@@ -35,7 +35,7 @@ def family_report(
     from sage_unsloth.evaluation.record_tables import record_set
     from sage_unsloth.evaluation.report import report_sets
 
-    families = [name for name in FAMILIES if name in {row["family"] for row in rows}]
+    families = [name for name in FAMILY_ORDER if name in {row["family"] for row in rows}]
     groups = {"all problems": {row["id"] for row in rows}} | {
         f"family: {name}": {row["id"] for row in rows if row["family"] == name} for name in families
     }
@@ -77,7 +77,7 @@ def _behaviour(records: Sequence[dict]) -> dict[str, Any]:
     }
 
 
-def course(log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def first_and_last_tenth(log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means of the first and the last tenth of a training log; guide metrics only with a guide."""
     import numpy as np
 
@@ -89,7 +89,7 @@ def course(log: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def summary(report: Mapping[str, Any]) -> str:
+def family_tables(report: Mapping[str, Any]) -> str:
     """The report as tables for a terminal, with notes on reading them."""
     lines = []
     for title, table in report["pass_at_k"].items():
@@ -113,7 +113,7 @@ def summary(report: Mapping[str, Any]) -> str:
         "",
         "Intervals: 95 %, over problems, paired for differences. Each method was "
         "trained with one seed,",
-        "so a difference between methods says nothing about other seeds.",
+        "so another seed may give another difference between methods.",
     ]
     return "\n".join(lines)
 

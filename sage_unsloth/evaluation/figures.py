@@ -10,7 +10,7 @@ from typing import Any
 from sage_unsloth.evaluation.intervals import Difference, Estimate
 from sage_unsloth.figures import line_styles, new_figure, save_figure
 
-PARTS = ("mean", "low", "high")
+ESTIMATE_KEYS = ("mean", "low", "high")
 
 
 def plot_pass_at_k(
@@ -94,7 +94,7 @@ def svg(
 def _estimates(curve: Mapping[str, Mapping[str, Any]]) -> dict[int, Estimate]:
     """A curve of `report.json`, which has text keys and null for missing bounds."""
     return {
-        int(k): Estimate(*(math.nan if item[p] is None else item[p] for p in PARTS))
+        int(k): Estimate(*(math.nan if item[p] is None else item[p] for p in ESTIMATE_KEYS))
         for k, item in curve.items()
     }
 

@@ -17,7 +17,7 @@ from sage_unsloth.runs.text import file_name, printable
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, EvalResultEntry
 
-FOLDER = ".eval_results"
+HUB_FOLDER = ".eval_results"
 
 
 def model_rows(report: Mapping[str, Any], model: str | None) -> list[Mapping[str, Any]]:
@@ -121,7 +121,7 @@ def write_eval_results(folder: Path, entries: Mapping[str, "EvalResultEntry"]) -
     from huggingface_hub import eval_result_entries_to_yaml
 
     for benchmark, entry in entries.items():
-        path = folder / FOLDER / f"{file_name(benchmark)}.yaml"
+        path = folder / HUB_FOLDER / f"{file_name(benchmark)}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, yaml_text(eval_result_entries_to_yaml([entry])))
 

@@ -46,13 +46,13 @@ from sage_unsloth.sampling.record_files import read_settings
 
 BLOCKS = 5  # the paper's evaluation seeds; the samples of one run are split into as many
 
-Sets = Mapping[str, Sequence[RecordSet]]
+SetsByModel = Mapping[str, Sequence[RecordSet]]
 """model -> its record sets on one benchmark, one for each training seed"""
 Counts = Mapping[str, tuple[int, np.ndarray]]
 """model -> N and the correct counts (S, P)"""
 
 
-def compare(
+def compare_sets(
     paths: Sequence[str | Path],
     out: str | Path,
     against: str | None = None,
@@ -174,7 +174,7 @@ def _differences(counts: Counts, against: str) -> dict[str, dict[int, Difference
     }
 
 
-def _coverage(by_model: Sets) -> dict[str, Any]:
+def _coverage(by_model: SetsByModel) -> dict[str, Any]:
     """Problems solved within the first n samples, n the smallest number that any model has."""
     least = min(seed.correct.shape[1] for seeds in by_model.values() for seed in seeds)
     problems = next(iter(by_model.values()))[0].problems

@@ -9,7 +9,8 @@ from sage_unsloth.figures import table_text
 
 MUCH_CUT = 0.1  # share of completions that reached the length limit
 READING = (
-    "[ ]: 95 %, over problems (and training seeds, where there are several), paired for differences"
+    "[ ]: 95 % interval over problems (and over training seeds if there are several), paired for "
+    "differences"
 )
 
 
@@ -48,7 +49,7 @@ def report_text(result: Mapping[str, Any]) -> str:
         lines.append("")
     lines += [partial_line(name, part) for name, part in result.get("partial", {}).items()]
     lines.append(
-        f"{READING}; the percentage: of the t distribution. ±: sample deviation over parts of "
+        f"{READING}. above 0: share of the t distribution. ±: standard deviation over parts of "
         "the samples or over training seeds, which says nothing about other problems."
     )
     return "\n".join(lines)
@@ -60,7 +61,7 @@ def partial_line(benchmark: str, part: Mapping[str, int]) -> str:
     if part["problems"] < of:
         return (
             f"Partial: {benchmark} with the {samples} samples of {part['problems']} of {of} "
-            "problems that all models have; what is missing may be what takes longest."
+            "problems that all models have; the missing ones may be those that take longest."
         )
     if part["left_out"]:
         return (

@@ -10,16 +10,17 @@ from sage_unsloth.export.model_card import KINDS
 
 def add_export(commands: Any) -> None:
     parser = commands.add_parser(
-        "export", help="a run's result as an adapter, a merged model, GGUF, or on the hub"
+        "export", help="save a run's result as an adapter, a merged model or GGUF, or push it"
     )
     parser.add_argument("run", help="folder of an SFT or RL run")
     parser.add_argument("--to", required=True, choices=(*KINDS, "hub"))
-    parser.add_argument("--out", help="new folder (default: export-KIND in the run's)")
+    parser.add_argument("--out", help="new folder (default: export-KIND in the run's folder)")
     parser.add_argument(
         "--which",
         default="last",
         choices=("last", "best"),
-        help="what the last step left, or the best of the held-out curve (default: %(default)s)",
+        help="the result of the last step, or of the best held-out evaluation (default: "
+        "%(default)s)",
     )
     parser.add_argument("--model", help="start model of the run, if run.json does not name it")
     parser.add_argument("--base-id", help="hub id of the model that the adapter belongs on")
@@ -27,8 +28,8 @@ def add_export(commands: Any) -> None:
     parser.add_argument(
         "--report-model",
         metavar="NAME",
-        help="this model's name in the report; its results go to the card's model-index and to "
-        ".eval_results (default: the report's only model)",
+        help="name of this model in the report; its results go into the card's model-index and "
+        ".eval_results (default: the only model in the report)",
     )
     parser.add_argument("--quantization", default="q4_k_m", help="of GGUF (default: %(default)s)")
     parser.add_argument("--repo-id", help="for --to hub: owner/name")

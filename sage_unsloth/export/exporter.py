@@ -143,7 +143,7 @@ def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any
         del model
         release_memory()
         full = load_policy(run.model_path, adapter=run.adapter)[0]
-        checks |= _distance(FULL, check_parity(full, answers, exact=False))
+        checks |= _distance(UNQUANTISED_MODEL, check_parity(full, answers, exact=False))
     folder.mkdir()
     for file in ADAPTER_FILES:
         shutil.copy(run.adapter / file, folder / file)
@@ -180,7 +180,7 @@ def _write_merged(run: Run, folder: Path) -> dict[str, Any]:
         "largest change of a logit": round(change, 4),
     }
     if run.in_4bit:
-        return checks | _distance(MERGED, parity)
+        return checks | _distance(MERGED_MODEL, parity)
     return checks | {
         "greedy tokens that agree with base and adapter": f"{parity['agreement']:.1%}",
         "rounding to 16 bits, in units of what training changed": f"{parity['distance']:.1%}",
@@ -191,8 +191,8 @@ def _policy(run: Run) -> tuple[Any, Any]:
     return load_policy(run.model_path, adapter=run.adapter, load_in_4bit=run.in_4bit)
 
 
-FULL = "the adapter on the model before it was quantised"
-MERGED = "the merged model"
+UNQUANTISED_MODEL = "the adapter on the model before it was quantised"
+MERGED_MODEL = "the merged model"
 
 
 def _distance(what: str, parity: Mapping[str, float]) -> dict[str, str]:

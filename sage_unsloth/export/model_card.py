@@ -11,13 +11,13 @@ from sage_unsloth.export.data_card import data_rows, hub_data
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, recorded_format
 from sage_unsloth.runs.settings import EVALUATION, SAVING
-from sage_unsloth.runs.text import markdown, printable
+from sage_unsloth.runs.text import escape_markdown, printable
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_config import SftConfig
 
 UNUSED = (EVALUATION, SAVING)
 """Groups of settings that do not affect weights."""
-METRICS = (
+CARD_METRICS = (
     "reward",
     "kl/ref_k3",
     "kl/anchor_k3",
@@ -42,7 +42,7 @@ KINDS = {
 def final_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Each known metric averaged over the last tenth of the steps that have it."""
     averages = {}
-    for name in METRICS:
+    for name in CARD_METRICS:
         values = [row[name] for row in rows if isinstance(row.get(name), int | float)]
         last = values[-max(1, len(values) // 10) :]
         if last:
@@ -97,7 +97,7 @@ def model_card(
         results = card_results(report, report_model)
     parts = [
         _header(base, license, library, rl, name, results, hub_data(record.get("data", {}))),
-        f"# {markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how}{before} with "
+        f"# {escape_markdown(name)}\n\nA {noun}, trained from {_code(base)} by {how}{before} with "
         "[sage_unsloth](https://github.com/sage-unsloth/sage_unsloth): GRPO in Unsloth, with or "
         "without the guide of [SAGE](https://arxiv.org/abs/2605.18864) on its KL anchor.",
         "## How to ask it\n\n"
@@ -244,10 +244,10 @@ def _license_text(base: str, license: str | None) -> str:
             "model."
         )
     more = "" if license in OPEN_LICENSES else "; read its terms, which may exclude commercial use"
-    return f"That of {_code(base)}: {markdown(license)}{more}."
+    return f"That of {_code(base)}: {escape_markdown(license)}{more}."
 
 
 def _table(header: Sequence[str], rows: Any) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    cells = ([markdown(str(cell)) for cell in line] for line in lines)
+    cells = ([escape_markdown(str(cell)) for cell in line] for line in lines)
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)

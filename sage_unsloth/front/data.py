@@ -24,8 +24,8 @@ class TrainingData:
 
     Attributes:
         rows: dicts with `problem`, `answer` and the data's other columns.
-        held_out: rows kept from training; none of `rows` has one of their problems.
-        counts: filter -> rows left after it, in order.
+        held_out: rows for evaluation; none of `rows` shares a problem with them.
+        counts: filter -> number of rows left after it, in order.
         stage: "rl" or "sft".
         prompt: defines the tags of solutions.
     """
@@ -81,23 +81,24 @@ def load_dataset(
     """Training rows, with the number left after each filter.
 
     Args:
-        data: "dapo" or "openmath", "arithmetic", a file, OWNER/NAME of the hub, or
+        data: "dapo", "openmath", "arithmetic", a file, a hub data set (OWNER/NAME), or
             reasoning-gym:TASK.
         tokenizer: counts tokens; without it there is no filter by length.
         stage: "rl" for problems with an answer, "sft" for worked solutions.
-        max_tokens: of a prompt ("rl", default 1,024), or of prompt and solution together ("sft",
-            default 2,048).
+        max_tokens: longest prompt ("rl", default 1,024), or longest prompt and solution together
+            ("sft", default 2,048).
         path: a local copy of a known data set, with the hub's columns.
-        columns: of a custom file: `{"problem": "question", "answer": "total"}`; others are passed
-            to rewards.
+        columns: column names of your own data, such as `{"problem": "question", "answer":
+            "total"}`; other columns are passed to rewards.
         answer_pattern: extracts the answer from its column: a regular expression with one group.
-        limit: rows of the data to read; None reads all, of dapo the paper's 2,000.
-        held_out: rows to keep from training, at most a quarter.
+        limit: number of rows to read; None reads all, except for dapo, where it is the paper's
+            2,000.
+        held_out: number of rows to hold out from training, at most a quarter.
         prompt: defines the tags of solutions.
-        verifier: grades the answers; None takes that of the data.
+        verifier: grades the answers; None uses the verifier of the data.
 
     Raises:
-        ValueError: a source that cannot be read, a missing column, or no row is left.
+        ValueError: a source that cannot be read, a missing column, or no rows left.
     """
     if stage not in ("rl", "sft"):
         raise ValueError(f"stage must be 'rl' or 'sft', got {stage!r}")
@@ -128,13 +129,13 @@ def rewards(
     verifier: Checker | str | Callable[[str, str], Any] = MATH,
     seconds: float = 60.0,
 ) -> TotalReward:
-    """Rewards for a trainer: `.functions` and `.weights`.
+    """Rewards for a trainer, which takes their `.functions`.
 
     Args:
-        names: "answer", 1 if correct, and custom functions in TRL's form.
+        names: "answer" (1 for a correct answer, else 0) and your own functions in TRL's form.
         prompt: defines the tags of an answer.
         verifier: grades the answers.
-        seconds: time limit of a call of a custom function.
+        seconds: time limit for one call of your own function.
     """
     grader = Grader(checker=get_verifier(verifier), prompt=prompt)
     return TotalReward(get_rewards(names), grader, seconds)

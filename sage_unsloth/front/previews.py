@@ -16,7 +16,7 @@ from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, turns_of
 if TYPE_CHECKING:
     from sage_unsloth.objective.protocols import Guide
 
-SAMPLING = ("temperature", "top_p", "max_completion_length", "seed")
+PREVIEW_ARGUMENTS = ("temperature", "top_p", "max_completion_length", "seed")
 """Arguments that a preview takes from the trainer's."""
 
 
@@ -28,7 +28,7 @@ class Preview:
         records: one per completion: `completion`, `grade`, `extracted`, `gold` and so on.
         shares: `solve_rate`, `format_rate`, `dead_groups` and so on (`training.preflight.signal`),
             and the mean of each custom reward.
-        entropies: of the policy before each token that the guide was applied to, nats.
+        entropies: the policy's entropy before each token that the guide was applied to, nats.
         log_guides: log q of each of these tokens.
     """
 
@@ -67,21 +67,22 @@ def preview(
     They are stored in `file` and sampled only once.
 
     Args:
-        rows: of `load_dataset`; `num_prompts` of them are used, evenly spaced.
-        file: a .jsonl for the completions.
-        args: of the trainer, for the sampling settings; None takes `SamplingConfig`'s defaults.
-        reward: of `rewards`; None for only the checked answer.
-        guide: shows where it would act; needs a policy with an adapter.
+        rows: from `load_dataset`; `num_prompts` of them are used, evenly spaced.
+        file: .jsonl file for the completions.
+        args: the trainer's arguments, for the sampling settings; None uses the defaults of
+            `SamplingConfig`.
+        reward: from `rewards`; None checks only the answer.
+        guide: shows where this guide would act; needs a policy with an adapter.
         prompt: defines the tags of an answer.
         num_prompts: None uses all rows.
-        sampling: fields of `SamplingConfig`, which win over `args`.
+        sampling: fields of `SamplingConfig`, which override `args`.
     """
     from sage_unsloth.sampling.engines import SamplingConfig, TransformersEngine
     from sage_unsloth.sampling.record_sets import sample_and_grade
     from sage_unsloth.training.preflight import add_rewards, signal
 
     if args is not None:
-        of_args = {name: getattr(args, name) for name in SAMPLING}
+        of_args = {name: getattr(args, name) for name in PREVIEW_ARGUMENTS}
         of_args |= {"num_samples": args.num_generations, "min_p": args.min_p or 0.0}
         sampling = of_args | {"batch_size": args.per_device_train_batch_size} | sampling
     count = len(rows) if num_prompts is None else min(num_prompts, len(rows))

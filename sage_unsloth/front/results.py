@@ -30,13 +30,14 @@ def evaluate(
     Existing samples are not sampled again.
 
     Args:
-        models: "NAME=MODEL" or "NAME=MODEL+ADAPTER": a run, a folder, a preset or a hub id each.
+        models: "NAME=MODEL" or "NAME=MODEL+ADAPTER"; a model is a run, a folder, a preset or a
+            hub id.
         benchmarks: names for `load_benchmark`, or "NAME=FILE".
         folder: for samples, tables and figures.
-        problems: number of problems of each benchmark to use.
-        against: the model that the others are compared with; None takes the first.
+        problems: how many problems of each benchmark to use; None uses all.
+        against: the model that the others are compared with; None is the first.
         engine: "auto", "transformers" or "vllm".
-        training: rows that were trained on, to look for in the benchmarks.
+        training: training rows; benchmark problems that overlap with them are reported.
         sampling: fields of `SamplingConfig`, such as `num_samples=64`; the defaults are the
             paper's.
     """
@@ -45,7 +46,7 @@ def evaluate(
     from sage_unsloth.sampling.engines import SamplingConfig
 
     return Report(
-        evaluator.evaluate(
+        evaluator.evaluate_models(
             [parse_model(text) for text in models],
             [evaluator.parse_benchmark(text, problems=problems) for text in benchmarks],
             folder,
@@ -61,16 +62,16 @@ def evaluate(
 def compare(
     sets: Sequence[str | Path], folder: str | Path, *, against: str | None = None
 ) -> Report:
-    """The report of `evaluate` on existing samples, of other runs or machines.
+    """The report of `evaluate` for existing samples, also from other runs or machines.
 
     Args:
-        sets: .jsonl files of record sets, or folders with some.
+        sets: record sets (.jsonl files), or folders that contain some.
         folder: for tables and figures.
         against: see `evaluate`.
     """
     from sage_unsloth.evaluation import report
 
-    return Report(report.compare([str(path) for path in sets], folder, against))
+    return Report(report.compare_sets([str(path) for path in sets], folder, against))
 
 
 def ask(
@@ -86,9 +87,9 @@ def ask(
 
     Args:
         model: a run, a folder, a preset or a hub id, or "MODEL+ADAPTER".
-        n: more than one needs a temperature.
+        n: number of answers; more than one needs a temperature.
         temperature: None answers greedily.
-        seed: of the first answer.
+        seed: seed of the first answer.
 
     Raises:
         ValueError: several greedy answers, or an unknown model.
@@ -99,16 +100,18 @@ def ask(
     config = asking.sampling_of(n, temperature, max_tokens)
     spec = parse_model(f"model={model}")
     with asking.open_model(spec, asking.LONGEST_PROMPT + max_tokens) as (engine, _):
-        return [completion.text for completion in asking.ask(engine, question, config, seed)]
+        return [
+            completion.text for completion in asking.sample_answers(engine, question, config, seed)
+        ]
 
 
 def save(run: str | Path, to: str, out: str | Path, **options: Any) -> Path:
-    """Exports the result of a run, with a model card, and checks it.
+    """Exports the result of a run with a model card, and checks the export.
 
     Args:
         run: folder of an SFT or RL run.
         to: "adapter", "merged" or "gguf".
-        options: of `export.export`, such as `quantization="q8_0"`.
+        options: arguments of `export.export`, such as `quantization="q8_0"`.
 
     Raises:
         ValueError: `out` exists, the run is not complete, or a check failed.

@@ -22,12 +22,12 @@ def grpo_config(
     `training.grpo_arguments.QUIET_DEFAULTS` lists these, and why.
 
     Args:
-        folder: of the run; checkpoints go to `checkpoints/` in it.
+        folder: folder of the run; checkpoints are saved in its `checkpoints/`.
         tokenizer: its pad token is never sampled.
         rollouts: "transformers" or "vllm".
-        recompute_logits: Unsloth's loss computes its logits twice instead of storing them: less
-            memory, the same result. Applies to the whole process.
-        given: fields of `GRPOConfig`, which win.
+        recompute_logits: Unsloth's loss computes its logits twice instead of storing them, which
+            needs less memory and gives the same result. Applies to the whole process.
+        given: fields of `GRPOConfig`, which override the rest.
     """
     from sage_unsloth.trainers import switches
     from sage_unsloth.training.grpo_arguments import grpo_arguments
@@ -56,18 +56,19 @@ def record_run(
 ) -> Iterator[Recording]:
     """Within this context `trainer.train()` can be stopped and resumed.
 
-    Each step's metrics are on disk before the next, an interrupt saves first, and `checkpoint` is
-    where training resumes.
+    Each step's metrics are on disk before the next step starts. An interrupt saves a checkpoint
+    first, and `checkpoint` is where training resumes.
 
         with guided_kl(trainer, guide), record_run(trainer, folder, reward=reward) as run:
             if not run.finished:
                 trainer.train(resume_from_checkpoint=run.checkpoint)
 
     Args:
-        trainer: TRL's or Unsloth's, of either stage; its checkpoints go to `folder/checkpoints`.
-        folder: gets `metrics.jsonl`, `completions.jsonl` with rewards, and `adapter/` at the end.
-        name: on the progress bar.
-        reward: of `rewards`; its grades are counted at each step.
+        trainer: TRL's or Unsloth's, for SFT or RL; must save checkpoints to `folder/checkpoints`.
+        folder: receives `metrics.jsonl`, `completions.jsonl` with rewards, and at the end
+            `adapter/`.
+        name: shown on the progress bar.
+        reward: from `rewards`; its grades are counted at each step.
     """
     from sage_unsloth.patch.choice import is_open
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
@@ -108,12 +109,12 @@ def train(
     reward: TotalReward | None = None,
     merge_with: Any = None,
 ) -> list[dict]:
-    """`trainer.train()` inside `record_run`, resumed if it was stopped; not repeated if finished.
+    """`trainer.train()` inside `record_run`, which resumes a stopped run; a finished one is kept.
 
     Args:
         trainer, folder, name, reward: see `record_run`.
-        merge_with: the tokenizer, untouched by the trainer: also writes `model/`, the merged model,
-            for RL to start from.
+        merge_with: the tokenizer, as it was before the trainer changed it. If given, the merged
+            model is written to `model/`, for RL to start from.
 
     Returns:
         The rows of `metrics.jsonl`, one per optimizer step.

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sage_unsloth.grading.program_results import NUMBERS, DictValue, SetValue
+from sage_unsloth.grading.program_results import NUMBER_TYPES, DictValue, SetValue
 
-LARGEST = 100_000  # items, characters or bits of a product
+MAX_SIZE = 100_000  # items, characters or bits of a product
 ORDERED = 3  # levels of lists that `<`, `sorted`, `min` and `max` look into
-DIGITS = 400  # of a text that becomes a number, and of what `round` rounds to
+MAX_DIGITS = 400  # of a text that becomes a number, and of what `round` rounds to
 
 _SEQUENCES = (str, bytes, list, tuple)
 _ITERABLES = (*_SEQUENCES, SetValue, DictValue)
@@ -35,16 +35,16 @@ def _take(value: Any, kinds: tuple[type, ...]) -> Any:
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *numbers: function(*(_take(number, NUMBERS) for number in numbers))
+    return lambda *numbers: function(*(_take(number, NUMBER_TYPES) for number in numbers))
 
 
 def _add(left: Any, right: Any) -> Any:
-    kinds = (type(left),) if type(left) in _SEQUENCES else NUMBERS
+    kinds = (type(left),) if type(left) in _SEQUENCES else NUMBER_TYPES
     return _take(left, kinds) + _take(right, kinds)
 
 
 def _subtract(left: Any, right: Any) -> Any:
-    kinds = (SetValue,) if type(left) is SetValue else NUMBERS
+    kinds = (SetValue,) if type(left) is SetValue else NUMBER_TYPES
     return _take(left, kinds) - _take(right, kinds)
 
 
@@ -53,12 +53,12 @@ def _multiply(left: Any, right: Any) -> Any:
         left, right = right, left
     if type(left) in _SEQUENCES:
         # Checked first: making the product would already take the memory.
-        if _size(left) * abs(_take(right, (bool, int))) > LARGEST:
+        if _size(left) * abs(_take(right, (bool, int))) > MAX_SIZE:
             raise ValueError("too long a product")
         return left * right
-    if sum(number.bit_length() for number in (left, right) if isinstance(number, int)) > LARGEST:
+    if sum(number.bit_length() for number in (left, right) if isinstance(number, int)) > MAX_SIZE:
         raise ValueError("too large a product")
-    return _take(left, NUMBERS) * _take(right, NUMBERS)
+    return _take(left, NUMBER_TYPES) * _take(right, NUMBER_TYPES)
 
 
 def _size(value: Any) -> int:
@@ -107,19 +107,19 @@ def _sort(items: Any, **options: Any) -> list[Any]:
 
 
 def _sum(items: Any, start: Any = 0) -> Any:
-    return sum((_take(item, NUMBERS) for item in _items(items)), _take(start, NUMBERS))
+    return sum((_take(item, NUMBER_TYPES) for item in _items(items)), _take(start, NUMBER_TYPES))
 
 
 def _short(value: Any, kinds: tuple[type, ...]) -> Any:
-    if type(value) is str and len(value) > DIGITS:
+    if type(value) is str and len(value) > MAX_DIGITS:
         raise ValueError("too long a number")
     return _take(value, (str, *kinds))
 
 
 def _round(number: Any, digits: Any = None) -> Any:
-    if digits is not None and abs(_take(digits, (bool, int))) > DIGITS:
+    if digits is not None and abs(_take(digits, (bool, int))) > MAX_DIGITS:
         raise ValueError("too many digits")
-    return round(_take(number, NUMBERS), digits)
+    return round(_take(number, NUMBER_TYPES), digits)
 
 
 def _to_int(value: Any = 0, *base: Any) -> int:
@@ -135,7 +135,7 @@ def _to_dict(items: Any = (), **by_name: Any) -> DictValue:
     return DictValue([*pairs, *by_name.items()])
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+BUILTINS: dict[str, Callable[..., Any]] = {
     "abs": _on_numbers(abs),
     "all": lambda items: all(_items(items)),
     "any": lambda items: any(_items(items)),
@@ -231,7 +231,7 @@ class Assert:
 
     def _collect(self, node: ast.AST) -> None:
         match node:
-            case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
+            case ast.Call(func=ast.Name(id=name)) if name not in BUILTINS:
                 arguments = tuple(_literal(item) for item in node.args)
                 by_name = {str(word.arg): _literal(word.value) for word in node.keywords}
                 self._nodes.append(node)
@@ -313,8 +313,8 @@ def _evaluate(node: ast.expr | None, values: Mapping[int, Any]) -> Any:
             return slice(*(_evaluate(x, values) if x else None for x in _bounds(node)))
         case ast.Attribute(value=ast.Name(id="math"), attr=name) if name in _MATH:
             return _MATH[name]
-        case ast.Name(id=name) if name in FUNCTIONS:
-            return FUNCTIONS[name]
+        case ast.Name(id=name) if name in BUILTINS:
+            return BUILTINS[name]
         case ast.Call(func=ast.Name() | ast.Attribute()):
             function = _evaluate(node.func, {})
             arguments = [_evaluate(item, values) for item in node.args]

@@ -14,6 +14,6 @@ def add_verifier(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-unconfined",
         action="store_true",
-        help="with --verifier python: run programs even if the kernel cannot keep them from files,"
-        " network and processes",
+        help="with --verifier python: run programs even if the kernel cannot block their access to "
+        "files, network and processes",
     )

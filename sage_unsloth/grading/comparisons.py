@@ -91,7 +91,7 @@ def with_constant(gold: Node, answer: Node) -> Node:
     return gold
 
 
-def compare(gold: Node, answer: Node, same: Same) -> bool:
+def matches_gold(gold: Node, answer: Node, same: Same) -> bool:
     """Whether an answer without its name equals a gold of a kind in `COMPARISONS`."""
     return COMPARISONS[gold.kind][0](gold, _right_side(answer, gold.kind), same)
 
@@ -119,7 +119,7 @@ def _same_side(gold: Node, answer: Node, same: Same) -> bool:
         else:
             alike = same_unit(unit, expected_unit) and unit.size == expected_unit.size
         return alike and same(with_constant(expected, value), value)
-    return gold.kind in COMPARISONS and gold.kind != "equation" and compare(gold, answer, same)
+    return gold.kind in COMPARISONS and gold.kind != "equation" and matches_gold(gold, answer, same)
 
 
 def _all_same(gold: Sequence[Node], answer: Sequence[Node], same: Same) -> bool:

@@ -28,7 +28,9 @@ from pathlib import Path
 ALLOWED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ")
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 OPEN_FILES = 64
-ENDED = 75  # exit status of a process that was ended for what it tried, or for its memory
+VIOLATION_STATUS = (
+    75  # exit status of a process that was ended for what it tried, or for its memory
+)
 # Of Python's audit events, those by which something would leave the process. Its table is in the
 # documentation of `sys.audit`.
 REFUSED = (
@@ -95,7 +97,7 @@ def end_on_refused_events(refused: Callable[[str], None]) -> None:
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
         if writes or event.startswith(REFUSED):
             refused(event)
-            os._exit(ENDED)
+            os._exit(VIOLATION_STATUS)
 
     sys.addaudithook(hook)
 

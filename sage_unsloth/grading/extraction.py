@@ -54,10 +54,14 @@ def _marks(prompt: PromptFormat) -> tuple[dict[str, str], re.Pattern[str]]:
 def extract_answer(
     completion: str, *, boxed: bool = False, prompt: PromptFormat = PROJECT_PROMPT
 ) -> str | None:
-    """The stripped text of a completion's answer, or None; an empty tag gives "".
+    """The text of a completion's answer without surrounding white space; None if it has no answer.
+
+    An empty tag gives "".
 
     Args:
-        boxed: use the rules of evaluation, in which a box can be an answer, not those of training.
+        boxed: use the rules of evaluation, in which the last box can be the answer, instead of
+            those of training.
+        prompt: defines the tags of an answer.
     """
     meanings, pattern = _marks(prompt)
     text = completion if completion.isascii() else completion.translate(_NO_WIDTH)

@@ -13,7 +13,7 @@ from fractions import Fraction
 from sage_unsloth.grading.numerics import is_near
 from sage_unsloth.grading.quantities import COMPOUND, RELATIONS, amount, is_word
 from sage_unsloth.grading.sets import (
-    NUMBERS,
+    NUMBER_SETS,
     REALS,
     Sets,
     as_interval,
@@ -240,7 +240,7 @@ class Statement(Sets):
         if quantified and self.token() is None:
             return
         if self.take(r"\in"):
-            if self.next().text not in NUMBERS:
+            if self.next().text not in NUMBER_SETS:
                 raise Unreadable
             return
         relation = self.next().text

@@ -20,7 +20,7 @@ CACHED_PAIRS, CACHED_LENGTH = 16_384, 200  # characters of an answer
 # For answers that a batch had no time for. Compared by identity: these are not cached.
 _CUT_SHORT = Verdict(Grade.TIMED_OUT, Kind.NONE)
 
-Pair = tuple[str | None, str]  # extracted answer, gold
+AnswerAndGold = tuple[str | None, str]  # extracted answer, gold
 
 
 def grading_workers() -> int:
@@ -29,14 +29,16 @@ def grading_workers() -> int:
 
 
 class Grader:
-    """Grades completions, from any thread; a context manager that stops its workers.
+    """Grades completions. Use it as a context manager, which stops its workers; thread-safe.
 
     Args:
-        workers: processes, started by the first answer that needs one.
-        time_limit: seconds for one answer in a worker, which is then killed and replaced.
-        memory_limit_gib: address space of one worker, which needs about .1 GiB.
-        boxed: extract answers by the rules of evaluation (`extraction`).
-        checker: decides whether an answer is correct.
+        workers: number of processes; they start with the first answer that needs one.
+        time_limit: seconds for one answer in a worker; after that the worker is killed and
+            replaced.
+        memory_limit_gib: address space of one worker, which itself needs about .1 GiB.
+        boxed: extract answers by the rules of evaluation (`extraction`), not of training.
+        checker: the verifier, which decides whether an answer is correct.
+        prompt: defines the tags of an answer.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Grader:
             self._workers = checker.workers(*limits)
         else:
             self._workers = Workers(checker.compare, *limits, checker.typical)
-        self._cache: dict[Pair, Verdict] = {}  # least recently used first
+        self._cache: dict[AnswerAndGold, Verdict] = {}  # least recently used first
         self._lock = threading.Lock()
 
     def grade_many(self, completions: Sequence[str], answers: Sequence[str]) -> list[Grade]:
@@ -101,8 +103,8 @@ class Grader:
     ) -> list[Verdict]:
         """`grade_answers` with the kind of each comparison."""
         pairs = list(zip(extracted, answers, strict=True))
-        verdicts: dict[Pair, Verdict] = {}
-        hard: dict[Pair, tuple[str, str]] = {}
+        verdicts: dict[AnswerAndGold, Verdict] = {}
+        hard: dict[AnswerAndGold, tuple[str, str]] = {}
         with self._lock:
             for pair in dict.fromkeys(pairs):
                 # Popped here and put back by `_remember`, so the order is that of last use.
@@ -118,7 +120,9 @@ class Grader:
             self._remember(pairs, verdicts)
         return [verdicts[pair] for pair in pairs]
 
-    def _remember(self, pairs: Sequence[Pair], verdicts: dict[Pair, Verdict]) -> None:
+    def _remember(
+        self, pairs: Sequence[AnswerAndGold], verdicts: dict[AnswerAndGold, Verdict]
+    ) -> None:
         for pair in dict.fromkeys(pairs):
             # Long answers rarely repeat, and caching them would fill the memory.
             if len(pair[0] or "") <= CACHED_LENGTH and verdicts[pair] is not _CUT_SHORT:
@@ -180,7 +184,7 @@ def without_counted(answer: str | None, counted: str) -> str | None:
     )
 
 
-def own_grades(grader: Grader, answers: Sequence[str], golds: Sequence[str]) -> list[Grade]:
+def grade_golds(grader: Grader, answers: Sequence[str], golds: Sequence[str]) -> list[Grade]:
     """The grades of gold answers against themselves, in the form in which a model answers.
 
     UNPARSABLE if a gold cannot be parsed.
@@ -192,10 +196,10 @@ def own_grades(grader: Grader, answers: Sequence[str], golds: Sequence[str]) -> 
         if len(completions) == 1:
             return [Grade.UNPARSABLE]
         pairs = zip(answers, golds, strict=True)
-        return [own_grades(grader, [answer], [gold])[0] for answer, gold in pairs]
+        return [grade_golds(grader, [answer], [gold])[0] for answer, gold in pairs]
 
 
 def grade(completion: str, answer: str, *, time_limit: float = 5.0) -> Grade:
-    """Grades one completion (`time_limit` in seconds); for many, use one `Grader`."""
+    """Grades one completion (`time_limit` in seconds). For many completions use a `Grader`."""
     with Grader(time_limit=time_limit) as grader:
         return grader.grade_many([completion], [answer])[0]

@@ -16,8 +16,8 @@ from sage_unsloth.grading.comparisons import (
     COMPARISONS,
     NeedsDigits,
     Same,
-    compare,
     is_percent,
+    matches_gold,
     same_unit,
     with_constant,
 )
@@ -204,7 +204,7 @@ def _judge(answer: str | None, gold: Gold, same: Same) -> Verdict:
         return _NOTHING
     if gold.kind in ("expression", "quantity"):
         return _judge_value(node, gold, same)
-    return _verdict(compare(gold.node, node, same), COMPARISONS[gold.kind][1])
+    return _verdict(matches_gold(gold.node, node, same), COMPARISONS[gold.kind][1])
 
 
 _NOTHING = Verdict(Grade.UNPARSABLE, Kind.NONE)

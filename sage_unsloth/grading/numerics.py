@@ -1,10 +1,10 @@
 """Decides whether two expressions are equal, by their values at points, each with an error bound.
 
 Values further apart than their bounds belong to different expressions: floats settle most wrong
-answers so, in microseconds. Expressions count as equal if their values agree to `CLOSE` digits at
-three points (each symbol positive, negative, complex). The points depend on the answer and its
-gold, so an expression cannot be built for them. An expression without a value (division by zero,
-infinity, a branch of a root that rounding decides) equals nothing.
+answers so, in microseconds. Expressions count as equal if their values agree in
+`AGREEING_DIGITS` digits at three points (each symbol positive, negative, complex). The points
+depend on the answer and its gold, so an expression cannot be built for them. An expression without
+a value (division by zero, infinity, a branch of a root that rounding decides) equals nothing.
 """
 
 import cmath
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from sage_unsloth.grading.tree import EXPRESSIONS, Node, NoValue, children, names, negated, number
 
-DIGITS, CLOSE = 150, 60  # of the arithmetic, and those that must agree at least
-LARGEST = 5_000  # decimal exponent of a value
+DIGITS, AGREEING_DIGITS = 150, 60  # of the arithmetic, and those that must agree at least
+MAX_EXPONENT = 5_000  # decimal exponent of a value
 POINTS = ("positive", "negative", "complex")
 
 Value = tuple[Any, Any]
@@ -62,7 +62,7 @@ def digits() -> Arithmetic:
     def of_fraction(value: Fraction) -> Any:
         return context.mpc(context.mpf(value.numerator) / value.denominator)
 
-    return Arithmetic(context, of_fraction, context.gamma, ten ** (3 - DIGITS), ten**LARGEST)
+    return Arithmetic(context, of_fraction, context.gamma, ten ** (3 - DIGITS), ten**MAX_EXPONENT)
 
 
 class Evaluation:
@@ -231,7 +231,7 @@ class Evaluation:
                 return base
             raise NoValue
         # Before computing: 10^10^10 would take all memory.
-        if abs(n) * (1 + abs(math.log(float(abs(a))))) > LARGEST:
+        if abs(n) * (1 + abs(math.log(float(abs(a))))) > MAX_EXPONENT:
             raise NoValue
         if not whole:
             return self.function("exp", self.times(exponent, self.function("ln", base)))
@@ -331,7 +331,7 @@ def _agree_at_points(gold: Node, answer: Node, seed: str, *, ratio: bool) -> boo
 
 def _agree(first: Value, second: Value) -> bool:
     (a, error_a), (b, error_b) = first, second
-    error, close = error_a + error_b, digits().library.mpf(10) ** -CLOSE
+    error, close = error_a + error_b, digits().library.mpf(10) ** -AGREEING_DIGITS
     if abs(a - b) > 16 * error:
         return False
     # Two values with large errors always overlap, so they count as equal only if they are sharp.

@@ -90,7 +90,7 @@ class Namespaces:
             # Or the caller would not see the end of the pipes when the child ends.
             os.closerange(0, 2)
             os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
-        end_with_parent()
+        kill_with_parent()
         with contextlib.suppress(OSError):
             self._own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._make_root()
@@ -160,7 +160,7 @@ def _holds_any(folders: list[str], path: str) -> bool:
     return any(_holds(folder, (path,)) or path.startswith(f"{folder}/") for folder in folders)
 
 
-def end_with_parent() -> None:
+def kill_with_parent() -> None:
     """The kernel kills this process when its parent ends (Linux)."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
@@ -178,7 +178,7 @@ class Confinement:
 
     def enter(self, seconds: float) -> None:
         """Confines this process for good, with the layers that the kernel has."""
-        end_with_parent()
+        kill_with_parent()
         # Whole seconds, two to spare: the server ends it on time, and this holds if the server
         # dies.
         cpu = int(time.process_time() + seconds) + 2

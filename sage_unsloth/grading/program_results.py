@@ -14,7 +14,7 @@ from typing import Any
 
 from sage_unsloth.grading.program_values import NESTING
 
-NUMBERS = (bool, int, float, complex)
+NUMBER_TYPES = (bool, int, float, complex)
 LONGEST_KEY = 64  # characters; of a longer one its digest is taken
 _WHOLE, _LARGEST_FLOAT = 2**64, int(sys.float_info.max)
 

@@ -36,7 +36,7 @@ from sage_unsloth.grading.program_confinement import (
     Confinement,
     Namespaces,
     denied_access,
-    end_with_parent,
+    kill_with_parent,
     server_settings,
 )
 from sage_unsloth.grading.program_values import decode, encode, output_digest
@@ -56,7 +56,7 @@ USUAL = (
 )  # fmt: skip
 
 
-def serve(memory_limit_gib: float) -> NoReturn:
+def serve_programs(memory_limit_gib: float) -> NoReturn:
     """Runs programs until standard input ends.
 
     Reads lines of JSON: `{"program", "seconds"}` with "stdin" (text) or "calls" (a list of [name,
@@ -108,7 +108,7 @@ def _run(confinement: Confinement, request: dict[str, Any]) -> tuple[dict[str, A
     if child == 0:
         status = 1
         try:
-            end_with_parent()
+            kill_with_parent()
             # A group of its own, so that its threads and children are killed with it.
             os.setpgid(0, 0)
             status = _run_child(confinement, request, from_server, to_server)

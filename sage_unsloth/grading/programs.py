@@ -22,21 +22,21 @@ from sage_unsloth.grading.confinement import allowed_environment
 from sage_unsloth.grading.extraction import strip_fence
 from sage_unsloth.grading.program_server import NOT_PYTHON
 from sage_unsloth.grading.program_tests import read_tests
-from sage_unsloth.grading.worker import LATE, PATIENCE
+from sage_unsloth.grading.worker import LATE, START_LIMIT, WALL_CLOCK_FACTOR
 from sage_unsloth.grading.workers import Workers
 
 LONGEST_PROGRAM = 20_000  # characters
-NEEDED = ("files", "network", "processes", "limits")
+DENIALS = ("files", "network", "processes", "limits")
 """What must be denied to a program; "limits": limits, affinity and priority of other processes."""
-START_LIMIT, GRACE = 60.0, 20.0  # seconds, for the server to start, and to end what it killed
+GRACE = 20.0  # seconds, for the server to end what it killed
 
 logger = logging.getLogger(__name__)
 
 # The package is imported by the caller's path, which programs then do not see.
 _START = (
     "import json, sys; own = sys.path[:]; sys.path[:] = json.loads(sys.argv[1]); "
-    "from sage_unsloth.grading.program_server import serve; sys.path[:] = own; "
-    "serve(float(sys.argv[2]))"
+    "from sage_unsloth.grading.program_server import serve_programs; sys.path[:] = own; "
+    "serve_programs(float(sys.argv[2]))"
 )
 
 
@@ -44,7 +44,7 @@ class ProgramWorker:
     """Asks one program server, which its first question starts.
 
     Attributes:
-        kept_from: which of `NEEDED` programs are denied; set by `start`.
+        kept_from: which of `DENIALS` programs are denied; set by `start`.
         namespaces: `program_confinement.Namespaces.granted` of the server; set by `start`.
         replaced: servers that were replaced because their settings had changed.
     """
@@ -86,13 +86,13 @@ class ProgramWorker:
                 f"{self.memory_limit_gib:g} GiB (its message is on stderr)"
             ) from None
         self.kept_from, self.namespaces = tuple(first["kept_from"]), tuple(first["namespaces"])
-        lacking = [name for name in NEEDED if name not in self.kept_from]
+        lacking = [name for name in DENIALS if name not in self.kept_from]
         if not lacking:
             return
         if not self.allow_unconfined:
             self.stop()
             raise ValueError(
-                f"programs that a model writes must be confined ({', '.join(NEEDED)}), but this "
+                f"programs that a model writes must be confined ({', '.join(DENIALS)}), but this "
                 f"system cannot confine {', '.join(lacking)}. Use Linux 5.13 or newer with "
                 "Landlock and seccomp, or allow_unconfined=True (--allow-unconfined) where nothing "
                 "on the machine can be lost"
@@ -116,7 +116,7 @@ class ProgramWorker:
         program, gold = question
         tests = read_tests(gold)
         # The clock here is the wall's, so a CPU limit gets its margin for a busy machine.
-        seconds = self.time_limit if cpu_limit is None else PATIENCE * cpu_limit
+        seconds = self.time_limit if cpu_limit is None else WALL_CLOCK_FACTOR * cpu_limit
         deadline = time.monotonic() + min(seconds, self.time_limit)
         for number, request in enumerate(tests.requests):
             left = deadline - time.monotonic()

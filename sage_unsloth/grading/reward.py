@@ -7,7 +7,7 @@ from typing import ClassVar
 from sage_unsloth.grading.checker import Grade, Kind
 from sage_unsloth.grading.grader import Grader, without_counted
 
-Turns = str | list[dict]
+TextOrTurns = str | list[dict]
 
 
 class SolutionReward:
@@ -15,8 +15,8 @@ class SolutionReward:
 
     Attributes:
         required_columns: columns that the data set must have, checked by `guided_kl`.
-        last_batch: `prompt`, `completion`, `answer`, `extracted`, `grade`, `kind` and `grader` of
-            each completion of the last call.
+        last_batch: for each completion of the last call, its `prompt`, `completion`, `answer`,
+            `extracted`, `grade`, `kind` and `grader`.
     """
 
     __name__ = "solution_reward"  # TRL names the metric after it
@@ -30,8 +30,8 @@ class SolutionReward:
 
     def __call__(
         self,
-        prompts: Sequence[Turns | None] | None = None,
-        completions: Sequence[Turns] = (),
+        prompts: Sequence[TextOrTurns | None] | None = None,
+        completions: Sequence[TextOrTurns] = (),
         answer: Sequence[str] | None = None,
         **_: object,
     ) -> list[float]:
@@ -96,7 +96,7 @@ class SolutionReward:
         return {kind.value: count for kind, count in kinds.items() if count}
 
 
-def _text(turns: Turns) -> str:
+def _text(turns: TextOrTurns) -> str:
     """A text as it is; of a list of messages the last content."""
     if isinstance(turns, list):
         return turns[-1]["content"] if turns else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.own_code import OwnFunction, describe_function, named_function
+from sage_unsloth.own_code import OwnFunction, function_record, named_function
 
 ANSWER = "answer"
 """Name of the checked answer among rewards: 1 if correct, else 0."""
@@ -29,9 +29,9 @@ class Reward:
     """One reward of a run.
 
     Attributes:
-        function: a custom function in TRL's form; None for the checked answer.
-        weight: its factor in the total reward; 0 only logs it.
-        name: used in the log; the function's name if empty.
+        function: your own function in TRL's form; None checks the answer.
+        weight: factor in the total reward; with 0 the reward is only logged.
+        name: name in the log; if empty, the function's name.
     """
 
     function: Callable[..., Any] | None = None
@@ -59,7 +59,7 @@ class Reward:
     @property
     def own(self) -> OwnFunction | None:
         """The function with its reference and the digest of its source."""
-        return None if self.function is None else describe_function(self.function)
+        return None if self.function is None else function_record(self.function)
 
 
 def get_rewards(

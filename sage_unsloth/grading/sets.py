@@ -4,7 +4,7 @@ from sage_unsloth.grading.quantities import Quantities
 from sage_unsloth.grading.tokens import Unreadable
 from sage_unsloth.grading.tree import EXPRESSIONS, INFINITY, Node, exact, negated
 
-NUMBERS = frozenset((r"\mathbbR", r"\mathbbZ", r"\mathbbN", r"\mathbbQ"))
+NUMBER_SETS = frozenset((r"\mathbbR", r"\mathbbZ", r"\mathbbN", r"\mathbbQ"))
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"))
 

@@ -24,7 +24,7 @@ from sage_unsloth.own_code import (
     OwnCodeError,
     OwnFunction,
     describe_exception,
-    describe_function,
+    function_record,
     named_function,
 )
 from sage_unsloth.runs.record import package_version
@@ -40,10 +40,10 @@ def get_verifier(
     """The verifier of a name or function.
 
     Args:
-        expected: a name of `VERIFIERS`; `number:TOLERANCE`; `module:function`, or the function
+        expected: a name in `VERIFIERS`, `number:TOLERANCE`, `module:function`, or the function
             itself: (answer, gold) -> True or a score of 1 if correct, None if it is not an answer.
-        allow_unconfined: `python` runs programs even if the kernel cannot keep them from files,
-            network and processes.
+        allow_unconfined: let `python` run programs even if the kernel cannot block their access to
+            files, network and processes.
 
     Raises:
         ValueError: an unknown name, a missing package, or a function that cannot be imported.
@@ -51,7 +51,7 @@ def get_verifier(
     if isinstance(expected, Checker):
         return expected
     if not isinstance(expected, str):
-        return _own(describe_function(expected))
+        return _own(function_record(expected))
     name, colon, option = expected.partition(":")
     if name == "number" and colon:
         return _number(option)

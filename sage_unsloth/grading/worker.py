@@ -25,7 +25,7 @@ from sage_unsloth.own_code import OwnCodeError
 QUESTIONS_PER_CHILD = 2_000  # then a fresh one, in case memory leaks
 START_LIMIT = 60.0  # seconds for a worker to import what its function needs, on a busy machine
 LONGEST_REPLY = 2**20  # bytes: a traceback at most
-PATIENCE = 3
+WALL_CLOCK_FACTOR = 3
 """A limit in CPU seconds is also one of this many times as long on the wall clock."""
 # The value of a question whose child was killed for its time, or died twice.
 LATE = object()
@@ -181,7 +181,7 @@ class Worker:
         if cpu_limit is not None and computed is not None:
             # Under load a child gets less than a processor. Its limit is of CPU time, and the wall
             # clock only ends one that sleeps.
-            latest += (PATIENCE - 1) * cpu_limit
+            latest += (WALL_CLOCK_FACTOR - 1) * cpu_limit
         while reply.get("number") != self._number and "refused" not in reply:
             received = self._read_reply(deadline)
             if not received:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sage_unsloth.grading.confinement import ENDED, confine, leave_network
+from sage_unsloth.grading.confinement import VIOLATION_STATUS, confine, leave_network
 from sage_unsloth.own_code import OwnCodeError
 
 RESERVE = 2**26
@@ -29,7 +29,7 @@ RESERVE = 2**26
 
 A library that catches every exception catches MemoryError too, and then calls the text unreadable.
 """
-GROWTH = 2**26
+MAX_GROWTH = 2**26
 """Bytes by which a child may grow before it is replaced: math-verify caches without a bound."""
 
 
@@ -76,7 +76,9 @@ def serve(
         if child == 0:
             _run_child(call, time_limit, memory_limit, replies, ready_pipe, kept_from)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status >= 0 and status != ENDED:  # the caller is gone, or the child could not start
+        if (
+            status >= 0 and status != VIOLATION_STATUS
+        ):  # the caller is gone, or the child could not start
             sys.exit(status)
 
 
@@ -87,7 +89,7 @@ def _run_child(*arguments: Any) -> None:
         _answer(*arguments)
         status = 0
     except MemoryError:
-        status = ENDED
+        status = VIOLATION_STATUS
     except BaseException:
         traceback.print_exc()
     finally:
@@ -144,10 +146,10 @@ def _answer(
         resident, reserved = _peaks()
         if reserved > memory_limit - RESERVE:
             raise MemoryError
-        last = resident - resident_at_start > GROWTH
+        last = resident - resident_at_start > MAX_GROWTH
         reply(answer | {"last": last})
         if last:
-            os._exit(ENDED)
+            os._exit(VIOLATION_STATUS)
 
 
 def _peaks() -> tuple[int, int]:

@@ -11,7 +11,7 @@ from sage_unsloth.grading.worker import LATE, Worker
 
 BATCH_LIMITS = 8
 """Number of time limits that a batch may lose to questions that reach theirs (`Workers.ask`)."""
-QUICK, LEAST = 1 / 20, 0.1
+QUICK_FRACTION, QUICK_MINIMUM = 1 / 20, 0.1
 """First time limit of a question in a large batch: at most this part of the full one, and at least
 this many seconds."""
 # The value of a question that reached the first limit, with no time left in the batch for the full.
@@ -54,8 +54,8 @@ class Workers:
         All n questions are first asked with a short limit of CPU time, so that none waits for those
         that hang, and a busy machine makes none late:
 
-            max(`LEAST`, min(`QUICK` time limits, `BATCH_LIMITS` / 2 time limits * workers / n))
-            seconds.
+            max(`QUICK_MINIMUM` seconds,
+                min(`QUICK_FRACTION`, `BATCH_LIMITS` / 2 * workers / n) time limits).
 
         Those that reach it are asked again with the full limit, in order, until every worker has
         spent `BATCH_LIMITS` / 2 time limits on late questions; the rest is `CUT_SHORT`. So hanging
@@ -70,7 +70,9 @@ class Workers:
         share = half / max(1, len(questions))
         if share >= self.time_limit:
             return self._ask_all(questions, None, half)
-        quick = min(self.time_limit, max(LEAST, min(share, QUICK * self.time_limit)))
+        quick = min(
+            self.time_limit, max(QUICK_MINIMUM, min(share, QUICK_FRACTION * self.time_limit))
+        )
         values = self._ask_all(questions, quick)
         late = [i for i, value in enumerate(values) if value is LATE]
         again = self._ask_all([questions[i] for i in late], None, half)

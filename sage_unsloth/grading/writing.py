@@ -11,7 +11,7 @@ from sage_unsloth.grading.checker import LONGEST_ANSWER
 from sage_unsloth.grading.extraction import closing_brace
 from sage_unsloth.grading.units import words_of
 
-LAYERS = 12  # of markup around an answer
+MAX_MARKUP_DEPTH = 12  # of markup around an answer
 MOST_BRACES = 200
 
 _GREEK_NAMES = """
@@ -133,7 +133,7 @@ _LEAD = re.compile(
 def unwrap(text: str) -> str:
     """The text without dollars, bold, a box, a lead or a full stop around it."""
     text = text.strip()
-    for _ in range(LAYERS):
+    for _ in range(MAX_MARKUP_DEPTH):
         inner = text
         if (around := _AROUND.match(text)) and closing_brace(text, around.end()) == len(text) - 1:
             inner = text[around.end() + 1 : -1]

@@ -23,7 +23,7 @@ from sage_unsloth.objective.protocols import CausalGuide, Guide, SteeredGuide
 from sage_unsloth.objective.signals import TokenSignals
 
 ERROR_MAX = 0.2
-KEPT = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
+TARGET_METRICS = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
 """Quantity that can be kept at its target -> its metric."""
 
 
@@ -31,14 +31,14 @@ KEPT = {"log_guide": "sage/log_guide_mean", "entropy": "sage/entropy"}
 class AdaptiveGuide:
     """log q_t = clip(κ · log q_t of `guide`, log q_min, log q_max), with κ adapted to a target.
 
-    "log_guide" keeps the mean log q_t per token, so that the guide acts as much at the end of a run
-    as at its start. "entropy" keeps the policy's mean entropy, which assumes that a stronger guide
-    raises entropy, as Branch does; otherwise κ runs into its bounds. If the guide touches no token
-    at all, no κ helps: lower its threshold.
+    "log_guide" keeps the mean log q_t per token constant, so that the guide acts as strongly at the
+    end of a run as at its start. "entropy" keeps the policy's mean entropy constant. This assumes
+    that a stronger guide raises entropy, as Branch does; otherwise κ runs into its bounds. If the
+    guide changes no token at all, no κ helps; lower its threshold instead.
 
     Attributes:
-        guide: whose log q is scaled.
-        target: of the mean, nats per token; positive.
+        guide: the guide whose log q is scaled.
+        target: value of the mean to keep, nats per token; positive.
         keeps: "log_guide" or "entropy".
         gain: share of the error by which κ moves in one step; 0.1 as in the reference.
         min_strength, max_strength: bounds of κ; 0 < min <= 1 <= max, as κ starts at 1.
@@ -73,8 +73,10 @@ class AdaptiveGuide:
                 "keeps='log_guide' needs a guide whose mean log q grows with its strength, but "
                 f"that of {type(self.guide).__name__} is below 0. Set keeps='entropy'"
             )
-        if self.keeps not in KEPT:
-            raise ValueError(f"keeps must be one of {', '.join(KEPT)}, got {self.keeps!r}")
+        if self.keeps not in TARGET_METRICS:
+            raise ValueError(
+                f"keeps must be one of {', '.join(TARGET_METRICS)}, got {self.keeps!r}"
+            )
         if not (math.isfinite(self.target) and self.target > 0):
             raise ValueError(
                 "target must be finite and > 0 because the error is relative to it, got "
@@ -114,7 +116,7 @@ class AdaptiveGuide:
 
     def after_step(self, metrics: Mapping[str, float]) -> None:
         """Moves κ by the step's metrics (`objective.guide_metrics`)."""
-        error = 1 - metrics[KEPT[self.keeps]] / self.target
+        error = 1 - metrics[TARGET_METRICS[self.keeps]] / self.target
         # One bad batch must not move the strength far: entropies jump when lengths do.
         error = min(max(error, -ERROR_MAX), ERROR_MAX)
         # Relative steps, so that the strength cannot change its sign.

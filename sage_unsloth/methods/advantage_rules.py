@@ -29,14 +29,14 @@ RULES: dict[str, Callable[..., Tensor]] = {
     "w-reinforce": group_advantages.w_reinforce,
     "pkpo": group_advantages.pkpo,
     "maxpo": group_advantages.maxpo,
-    "pass-at-k": group_advantages.pass_at_k,
+    "pass-at-k": group_advantages.pass_at_k_advantages,
     "rs-grpo": group_advantages.rs_grpo,
     "unlikeliness": group_advantages.unlikeliness,
     "f-grpo": group_advantages.f_grpo,
     "ucpo": group_advantages.ucpo,
 }
 """By name; "grpo" is the trainer's own."""
-SIGNALS = ("mean_logps", "step", "max_steps")
+RULE_SIGNALS = ("mean_logps", "step", "max_steps")
 """Keyword arguments that the trainer provides."""
 
 
@@ -66,8 +66,8 @@ class AdvantageRule:
 
     @property
     def needs(self) -> set[str]:
-        """The `SIGNALS` that the function has arguments for."""
-        return {*SIGNALS} & {*inspect.signature(self.function).parameters}
+        """The `RULE_SIGNALS` that the function has arguments for."""
+        return {*RULE_SIGNALS} & {*inspect.signature(self.function).parameters}
 
     def __call__(self, rewards: Tensor, **signals: Any) -> Tensor:
         """The advantages of the rewards, (P, G); `signals` has at least those that it `needs`.
@@ -143,7 +143,7 @@ def advantage_rule(rule: Rule) -> AdvantageRule:
             f"{rule!r}"
         )
     known = [*inspect.signature(function).parameters][1:]
-    known = [parameter for parameter in known if parameter not in SIGNALS]
+    known = [parameter for parameter in known if parameter not in RULE_SIGNALS]
     settings = rule_settings(texts, known, f"advantages={name!r}")
     return AdvantageRule(",".join((name, *texts)), function, settings)
 
@@ -182,12 +182,12 @@ def _checked_function(function: Any, name: str) -> Callable[..., Tensor]:
     open_ones = [
         p.name
         for p in parameters[1:]
-        if (p.default is p.empty and p.name not in SIGNALS) or p.kind is p.POSITIONAL_ONLY
+        if (p.default is p.empty and p.name not in RULE_SIGNALS) or p.kind is p.POSITIONAL_ONLY
     ]
     if not parameters or open_ones:
         raise ValueError(
-            f"a rule for advantages takes the rewards, {', '.join(SIGNALS)} by name, and arguments "
-            f"with a default, but {name} has {inspect.signature(function)}"
+            f"a rule for advantages takes the rewards, {', '.join(RULE_SIGNALS)} by name, and "
+            f"arguments with a default, but {name} has {inspect.signature(function)}"
         )
     return cast(Callable[..., Tensor], function)
 

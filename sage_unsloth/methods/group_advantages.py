@@ -147,7 +147,7 @@ def maxpo(rewards: Tensor, *, k: int | None = None) -> Tensor:
     return _by_count(rewards, "maxpo", weights)
 
 
-def pass_at_k(rewards: Tensor, *, k: int | None = None) -> Tensor:
+def pass_at_k_advantages(rewards: Tensor, *, k: int | None = None) -> Tensor:
     """Pass@k Training (arXiv 2508.10751, code): GRPO over all C(G, k) subsets of a group.
 
         R̄ = 1 − C(G−c, k)/C(G, k),   σ = √(R̄(1−R̄))

@@ -35,14 +35,14 @@ from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.switches import drops_equal_rewards
 from sage_unsloth.trainers.trainer_names import ContractError
 
-GROUPS = "_sage_unsloth_groups"
+GROUPS_ATTRIBUTE = "_sage_unsloth_groups"
 """Our attribute of the trainer: the `_Groups` that changes its advantages."""
 DEAD = "advantages/dead_groups"
 
 
 @contextmanager
 def advantages_by(trainer: Any, rule: Rule) -> Iterator[None]:
-    """Within this context, the advantages of each rollout batch of training are the rule's.
+    """Within this context, this rule computes the advantages of each training rollout batch.
 
         with advantages_by(trainer, "pkpo,k=4"), guided_kl(trainer, guide):
             trainer.train()
@@ -85,21 +85,21 @@ def describe_rule(rule: AdvantageRule) -> str:
 
 def rule_in_force(trainer: Any) -> AdvantageRule | None:
     """The rule of the trainer's advantages; None if nothing changes them."""
-    groups: _Groups | None = vars(trainer).get(GROUPS)
+    groups: _Groups | None = vars(trainer).get(GROUPS_ATTRIBUTE)
     return None if groups is None else groups.rule
 
 
 @contextmanager
 def replace_group_advantages(trainer: Any) -> Iterator["_Groups"]:
     """Within this context, advantages are computed by the groups' rule and reward term."""
-    groups: _Groups | None = vars(trainer).get(GROUPS)
+    groups: _Groups | None = vars(trainer).get(GROUPS_ATTRIBUTE)
     if groups is not None:
         yield groups
         return
     groups = _Groups(trainer)
     listeners = {names.ROLLOUT: groups.roll_out, names.REWARDS: groups.grade}
     with (
-        replace_attributes(trainer, **{GROUPS: groups}),
+        replace_attributes(trainer, **{GROUPS_ATTRIBUTE: groups}),
         listening(trainer, "advantages", **listeners),
     ):
         yield groups

@@ -48,13 +48,13 @@ MAX_LOG_RATIO = 10.0
 """Bound of log u, nats, without a gradient above, so that one token cannot overflow."""
 
 METRIC = "rehearsal/divergence"
-CLOSE, CLOSE_IN_16_BITS = 1e-3, 0.05
+SCORING_TOLERANCE, SCORING_TOLERANCE_16_BIT = 1e-3, 0.05
 """Mean difference in nats that is allowed between two ways to score a completion's tokens: in 16
 bits a logit of 20 is rounded by .06, while a missed scale or cap of the logits costs tenths.
 """
 
 
-def forward_kl(log_ratio: Tensor) -> Tensor:
+def forward_kl_term(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
@@ -70,7 +70,7 @@ def cross_entropy(log_ratio: Tensor) -> Tensor:
 
 
 DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
-    "forward-kl": forward_kl,
+    "forward-kl": forward_kl_term,
     "js": jensen_shannon,
     "sft": cross_entropy,
 }
@@ -341,7 +341,7 @@ def _check_scoring(model: Any, row: Stored, logps: Tensor, temperature: float) -
     own = scores.gather(-1, ids[0, -length:].unsqueeze(-1)).squeeze(-1)
     apart = (own - logps[:length]).abs().mean().item()
     # Two roundings of 16-bit logits, by two orders of summation.
-    allowed = CLOSE_IN_16_BITS if logits.dtype.itemsize == 2 else CLOSE
+    allowed = SCORING_TOLERANCE_16_BIT if logits.dtype.itemsize == 2 else SCORING_TOLERANCE
     if not apart <= allowed:
         raise ContractError(
             "the log-probs of a rehearsal must be those of the model's logits",

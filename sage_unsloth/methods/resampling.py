@@ -38,7 +38,7 @@ from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import inside, listening
 from sage_unsloth.trainers.trainer_names import ContractError
 
-EXPECTED_PARAMETERS = {
+SAMPLING_PARAMETERS = {
     names.GENERATE: ("self", "prompts"),
     names.REWARDS: ("self", "inputs", "prompts", "completions", "completion_ids_list"),
 }
@@ -53,15 +53,15 @@ IMAGE_COLUMNS = {"image", "images", "video", "videos", "audio", "audios"}
 
 @contextmanager
 def dynamic_sampling(trainer: Any, max_resamples: int) -> Iterator[None]:
-    """Within this context, groups without a signal are replaced by groups of other prompts.
+    """Within this context, dead groups are replaced by groups of other prompts.
 
         with dynamic_sampling(trainer, max_resamples=3), guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    Nests with `guided_kl` in either order; evaluation is not changed. A replacement prompt is new
-    to the batch as long as the dataset has others. It depends only on `trainer.args.seed`, the
-    optimizer step, the batch within the step, the attempt and the batch's prompts, so a resumed run
-    chooses the same. Each rollout batch logs
+    A group is dead if all its advantages are 0. Nests with `guided_kl` in either order; evaluation
+    is not changed. A replacement prompt is new to the batch as long as the dataset has others. It
+    depends only on `trainer.args.seed`, the optimizer step, the batch within the step, the attempt
+    and the batch's prompts, so a resumed run chooses the same prompts. Each rollout batch logs
 
         sampling/resampled_groups   replaced groups, over all attempts
         sampling/dead_groups        share of dead groups in the batch that is trained on; equal to
@@ -324,7 +324,7 @@ def _check_trainer(trainer: Any) -> None:
 
 def _check_functions(trainer: Any) -> None:
     """Raises ContractError for other parameters; calls are checked after each batch."""
-    for name, expected in EXPECTED_PARAMETERS.items():
+    for name, expected in SAMPLING_PARAMETERS.items():
         function = getattr(type(trainer), name, None)
         result = None if function is None else tuple(inspect.signature(function).parameters)
         if result != expected:

@@ -48,31 +48,31 @@ def load_policy(
 
         load_policy(path)                       the model itself, for sampling
         load_policy(path, adapter=folder)       with a trained adapter, for sampling
-        load_policy(path, lora=settings)        with a fresh adapter, to train it; its B is 0, so
-                                                the policy starts as the model itself
-        load_policy(path, lora=settings, adapter=folder)    with a trained adapter, to train it more
+        load_policy(path, lora=settings)        with a new adapter, to train it; its B is 0, so the
+                                                policy starts as the model itself
+        load_policy(path, lora=settings, adapter=folder)    with a trained adapter, to continue it
         load_policy(path, full_finetuning=True)             to train every weight
 
     Args:
-        path: model folder, hub id, or "arithmetic-base", the embedded one.
-        max_length: prompt and completion together, tokens; only Unsloth's GPU loader uses it.
-        load_in_4bit: quantise the linear layers' weights (`quantised`); they are frozen.
-        use_vllm: rollouts by a vLLM engine that shares the weights (GPU only).
+        path: model folder, hub id, or "arithmetic-base", the embedded model.
+        max_length: tokens of prompt and completion together; only Unsloth's GPU loader uses it.
+        load_in_4bit: quantise the weights of the linear layers (`quantised`), which are frozen.
+        use_vllm: sample rollouts with a vLLM engine that shares the weights (GPU only).
         gpu_memory_utilization: share of the GPU's memory for that engine, weights included.
         engine_arguments: further arguments of that engine.
-        dtype: of weights that are not quantised, "float32", "bfloat16" or "float16"; None takes
-            float32 without a GPU, and Unsloth's choice on one.
-        seed: of the fresh adapter's A.
+        dtype: dtype of weights that are not quantised: "float32", "bfloat16" or "float16"; None
+            uses float32 without a GPU, and Unsloth's choice on a GPU.
+        seed: seed of the new adapter's A.
         template: one of `prompts.TEMPLATES`; None uses `templates.choose_template`.
         prompt: the prompt format; None uses `templates.choose_format`.
         tokenizer: from `load_tokenizer`, if already loaded; Unsloth's GPU loader loads its own.
 
     Raises:
-        ValueError: full fine-tuning with an adapter, or in fewer than 32 bits; see
-            `refuse_quantising_again`; vLLM without a GPU; an adapter of another shape or for
-            another model; pickled weights; a tokenizer without EOS or a pad token; a missing model;
-            a template or a prompt that the model was not trained with, or a template that it does
-            not have.
+        ValueError: full fine-tuning with an adapter, or in fewer than 32 bits; a model that must
+            not be quantised again; vLLM without a GPU; an adapter of another shape or for another
+            model; pickled weights; a tokenizer without EOS or a pad token; a missing model; a
+            template or a prompt that the model was not trained with, or a template that it does not
+            have.
     """
     if full_finetuning and (lora is not None or adapter is not None or load_in_4bit):
         raise ValueError("full_finetuning does not go with lora, adapter or load_in_4bit")

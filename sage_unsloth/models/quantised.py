@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sage_unsloth.runs.files import read_json
 
-MERGED = "values_of_4bit_weights"
+DEQUANTISED_KEY = "values_of_4bit_weights"
 """In the `config.json` of a model that `merge_dequantised` made."""
 
 
@@ -82,14 +82,14 @@ def merge_dequantised(model: Any) -> Any:
         if isinstance(module, nn.Linear) and _is_4bit(module.weight):
             base.set_submodule(name, _linear(dequantise(module.weight), module.bias))
     base.hf_quantizer.remove_quantization_config(base)
-    setattr(base.config, MERGED, True)
+    setattr(base.config, DEQUANTISED_KEY, True)
     return base
 
 
 def refuse_quantising_again(path: str | Path) -> None:
     """Raises ValueError for a model of `merge_dequantised`; hub ids are not checked."""
     config = Path(path) / "config.json"
-    if config.is_file() and read_json(config).get(MERGED):
+    if config.is_file() and read_json(config).get(DEQUANTISED_KEY):
         raise ValueError(
             "a model merged into 4-bit weights must not be quantised again, which rounds off "
             f"nearly all of its training, got {path}. Start from its run, or leave load_in_4bit off"

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+LOGITS_AT_ONCE = 2**28
+"""Largest number of logits in one forward pass: half a GiB in 16 bits."""
+
 
 def score(
     model: Any,

@@ -76,13 +76,13 @@ def choose_template(
             )
         return TemplateChoice(recorded, f"{trained} was trained with it")
     if expected == "project":
-        return TemplateChoice("project", "as asked for")
+        return TemplateChoice("project", "as requested")
     own = _own(tokenizer)
     if own is not None and own.endswith((TURNS, turns_part(prompt.reasoning))):
         return TemplateChoice("project", f"{path} carries it")
     if expected == "model":
         _check_own(tokenizer, path, prompt)
-        return TemplateChoice("model", "as asked for")
+        return TemplateChoice("model", "as requested")
     if own is None:
         return TemplateChoice("project", f"{path} has none of its own")
     if not _takes_system_turn(tokenizer, prompt):

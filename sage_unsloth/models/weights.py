@@ -8,7 +8,7 @@ from typing import Any
 from sage_unsloth.runs.files import read_json
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-WHOLE = 256 << 20  # bytes; larger files are sampled for their digest
+MAX_WHOLE_FILE = 256 << 20  # bytes; larger files are sampled for their digest
 SPANS, SPAN = 1024, 64 << 10  # places and bytes of a larger file, evenly over it
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def _files_digest(folder: Path) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as stream:
-            if size <= WHOLE:
+            if size <= MAX_WHOLE_FILE:
                 digest.update(stream.read())
                 continue
             for number in range(SPANS):

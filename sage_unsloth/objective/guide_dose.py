@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GAP = 0.5
+SHARE_DIFFERENCE = 0.5
 """Difference between the shares of rows that two ways solve; .53 on the embedded task."""
 
 
@@ -48,11 +48,11 @@ class GuideDose:
         """β·σ·Δ: the most that the guide pays one correct completion over another, in reward."""
         return beta * self.sigma * self.spread
 
-    def needed_beta(self, gap: float = GAP) -> float | None:
+    def needed_beta(self, gap: float = SHARE_DIFFERENCE) -> float | None:
         """The smallest β with `payment` >= gap; None if there is none."""
         return gap / (self.sigma * self.spread) if self.spread > 0 else None
 
-    def needed_spread(self, beta: float, gap: float = GAP) -> float:
+    def needed_spread(self, beta: float, gap: float = SHARE_DIFFERENCE) -> float:
         """The smallest Δ, nats, with `payment` >= gap."""
         return gap / (beta * self.sigma)
 
@@ -115,7 +115,7 @@ def _sigma(rewards: Sequence[float], groups: Sequence[Hashable], scale_rewards: 
     return sum(deviations) / len(deviations) if deviations else 1.0
 
 
-def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> str:
+def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = SHARE_DIFFERENCE) -> str:
     """Two or three sentences about what the guide can change at this β."""
     if not dose.touched:
         return (
@@ -135,9 +135,9 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> st
     needs += f"Σ log q that differs by {dose.needed_spread(beta, gap):.3g} nats"
     if credit == "token":
         return (
-            f"{facts} With credit='token' a guide that depends on the prefix acts as β "
+            f"{facts} With credit='token' a guide that depends only on the prefix acts like β "
             # Per token a q(s_t) multiplies the pull towards π_ref, so in the mean it scales β.
-            f"{beta * dose.guide_mean:.4g} would instead of {beta:g}, so it cannot change which "
+            f"{beta * dose.guide_mean:.4g} instead of {beta:g}, so it cannot change which "
             f"solutions survive. With credit='sequence' it would need {needs}."
         )
     worth = (
@@ -146,11 +146,11 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = GAP) -> st
     if dose.payment(beta) < gap:
         text = (
             f"{facts} At β {beta:g} this guide cannot change which solutions survive: {worth}, "
-            f"less than a way earns that solves {gap:g} more of the rows. It would need {needs} "
-            f"instead of {dose.spread:.3g}."
+            f"less than what a method gains that solves {gap:g} more of the rows. It would need "
+            f"{needs} instead of {dose.spread:.3g}."
         )
     else:
         text = f"{facts} At β {beta:g} this guide can change which solutions survive: {worth}."
     if dose.correct is not None and dose.wrong is not None and dose.wrong > dose.correct:
-        text += " It pays wrong completions more than correct ones."
+        text += " It favours wrong completions over correct ones."
     return text

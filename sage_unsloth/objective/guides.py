@@ -48,7 +48,7 @@ class BranchGuide:
     Attributes:
         ratio: increase of q_t for each nat above the threshold.
         threshold: entropy above which a token counts as a branch point, nats.
-        source: whose entropies: "policy", as they change in training, or "reference".
+        source: take entropies from the "policy", which changes in training, or the "reference".
     """
 
     ratio: float = 0.3
@@ -105,10 +105,10 @@ class TokenGuide:
         norm: "minmax" clips to the completion's 5 % and 95 % quantiles and rescales to [0, 1];
             "rank" is rank / (n − 1); "zscore" is the sigmoid of the z-score (population standard
             deviation); "causal" is the running quantile level, the share of the completion up to
-            y_t that is less surprising than y_t, with itself and its equals counted half. If all
+            y_t that is less surprising than y_t, where y_t and equal tokens count half. If all
             tokens are equal, w is 0 ("minmax"), 0 for a single token ("rank") or ½ ("zscore",
             "causal").
-        source: whose surprisal: "policy", as it changes in training, or "reference".
+        source: take surprisal from the "policy", which changes in training, or the "reference".
     """
 
     alpha: CosineSchedule = CosineSchedule(0.3, 0.1)
@@ -160,11 +160,11 @@ class TokenGuide:
 class RandomGuide:
     """Eq. 9: q_t = 1 + σ ξ with probability ε, else 1.
 
-    E[q_t] is 1 for every token: GRPO plus noise, a noise floor.
+    E[q_t] is 1 for every token. This is GRPO plus noise, so it shows how much noise alone changes.
 
     Attributes:
-        epsilon: ε, probability that a token is touched, by optimizer step; at most 1.
-        sigma: σ, standard deviation of q there.
+        epsilon: ε, probability that a token's q is changed, by optimizer step; at most 1.
+        sigma: σ, standard deviation of q at such a token.
     """
 
     epsilon: CosineSchedule = CosineSchedule(0.1, 0.0)

@@ -36,8 +36,8 @@ class Guide(Protocol):
 class CausalGuide(Guide, Protocol):
     """A guide that says whether log q_t depends only on y_1..y_t.
 
-    credit="sequence" requires causal = True, because it pays a token only for later ones. A guide
-    without the attribute counts as not causal.
+    credit="sequence" requires causal = True, because it credits a token only with later ones. A
+    guide without the attribute counts as not causal.
 
     Attributes:
         causal: True if no token after y_t changes log q_t.

@@ -12,7 +12,7 @@ from sage_unsloth.trainers.listening import SHAPES, listening
 from sage_unsloth.trainers.replaced import replace_attributes
 from sage_unsloth.trainers.trainer_names import ContractError
 
-METHODS, OPEN = "_sage_unsloth_methods", "_sage_unsloth_open"
+METHODS_ATTRIBUTE, OPEN_ATTRIBUTE = "_sage_unsloth_methods", "_sage_unsloth_open"
 """Our attributes of the trainer: the open methods, and whether `guided_kl` is open."""
 
 
@@ -45,7 +45,7 @@ def add_method(trainer: Any, method: Method) -> Iterator[None]:
         ContractError: `guided_kl` is already open, already has the method, or is not open when
             training begins.
     """
-    methods: tuple[Method, ...] = vars(trainer).get(METHODS, ())
+    methods: tuple[Method, ...] = vars(trainer).get(METHODS_ATTRIBUTE, ())
     if is_open(trainer) or method.name in [other.name for other in methods]:
         raise ContractError(
             f"what sets {method.name} must be opened once, before guided_kl",
@@ -65,7 +65,7 @@ def add_method(trainer: Any, method: Method) -> Iterator[None]:
 
     # The first method listens for all: one listener is enough to see a step without guided_kl.
     guard = nullcontext() if methods else listening(trainer, "methods", **{names.STEP: step})
-    with replace_attributes(trainer, **{METHODS: (*methods, method)}), guard:
+    with replace_attributes(trainer, **{METHODS_ATTRIBUTE: (*methods, method)}), guard:
         yield
 
 
@@ -73,7 +73,7 @@ def add_method(trainer: Any, method: Method) -> Iterator[None]:
 class Choice:
     """The arguments of `guided_kl` by name, and the methods opened around it.
 
-    Checked against the trainer (`settings.check_settings`), recorded in each checkpoint and
+    Checked against the trainer (`settings.check_choice`), recorded in each checkpoint and
     compared on resume (`trained_with.resume_record`).
     """
 
@@ -113,8 +113,8 @@ class Choice:
 
 
 def is_open(trainer: Any) -> bool:
-    return OPEN in vars(trainer)
+    return OPEN_ATTRIBUTE in vars(trainer)
 
 
 def added_methods(trainer: Any) -> tuple[Method, ...]:
-    return vars(trainer).get(METHODS, ())
+    return vars(trainer).get(METHODS_ATTRIBUTE, ())

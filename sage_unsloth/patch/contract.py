@@ -24,7 +24,7 @@ from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.trainer_names import ContractError
 
 BETA = 0.05
-Run = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+LossFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(new_logps, anchor_logps, mask, advantages) → the trainer's loss, with β = `BETA`."""
 
 
@@ -40,7 +40,7 @@ def check_parameters(name: str, function: Any, expected: tuple[str, ...]) -> Non
 
 
 def check_numbers(
-    name: str, run: Run, kl_estimator: str | Penalty = "k3", *, k3_max: float | None
+    name: str, run: LossFunction, kl_estimator: str | Penalty = "k3", *, k3_max: float | None
 ) -> None:
     """Compares a trainer's loss and gradient, with a shifted anchor, with the plain-torch loss.
 
@@ -135,7 +135,7 @@ def check_ratio(kernel: Callable[..., tuple]) -> None:
             raise error from None
 
 
-def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) -> Run:
+def run_of_unsloth(kernel: Callable[..., tuple], *, with_ratio: bool = False) -> LossFunction:
     """Wraps Unsloth's loss kernel, or one with its parameters and seven values."""
 
     def run(new_logps: Tensor, anchor: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ def run_of_trl(
     *,
     with_ratio: bool = False,
     **attributes: Any,
-) -> Run:
+) -> LossFunction:
     """Wraps TRL's `_compute_loss` with a stand-in for a trainer, which has these attributes."""
 
     def run(new_logps: Tensor, anchor: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
@@ -321,7 +321,7 @@ def _stand_in(new_logps: Tensor, with_ratio: bool, attributes: dict[str, Any]) -
         _entropy_bonus_enabled=False,
         use_adaptive_entropy=False,
         **{
-            names.METRICS: defaultdict(lambda: defaultdict(list)),
+            names.METRICS_ATTRIBUTE: defaultdict(lambda: defaultdict(list)),
             names.SCORE: score,
             **attributes,
         },

@@ -21,10 +21,10 @@ from typing import Any
 from sage_unsloth.objective.advantages import ShapeAdvantages
 from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.patch.choice import OPEN, Choice, added_methods
+from sage_unsloth.patch.choice import OPEN_ATTRIBUTE, Choice, added_methods
 from sage_unsloth.patch.rollout_batch import rollout_signals
 from sage_unsloth.patch.seam import seam_of
-from sage_unsloth.patch.settings import check_settings
+from sage_unsloth.patch.settings import check_choice
 from sage_unsloth.patch.trained_with import resume_record
 from sage_unsloth.patch.watch import guide_watch
 from sage_unsloth.trainers.data_order import keep_row_order
@@ -50,7 +50,7 @@ def guided_kl(
         with guided_kl(trainer, BranchGuide()):
             trainer.train()
 
-    Other methods (`sage_unsloth.methods`) are contexts that are opened before it:
+    Other methods (`sage_unsloth.methods`) are contexts; open them before it:
 
         with advantages_by(trainer, "maxrl"), guided_kl(trainer, BranchGuide()):
             trainer.train()
@@ -58,36 +58,37 @@ def guided_kl(
     With torchrun or accelerate every process calls it; step and metrics are then those of the whole
     batch.
 
-    Each optimizer step also logs the metrics of `sage_unsloth.objective.guide_metrics`, unless
-    nothing is replaced. The guide's time is `trainer.state.global_step`; its noise comes from a
-    generator seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a resumed
-    run gets the same values.
+    Each optimizer step also logs the metrics of `sage_unsloth.objective.guide_metrics`, if anything
+    in the loss is replaced. A guide's schedule follows `trainer.state.global_step`. Its noise comes
+    from a generator seeded by `trainer.args.seed`, the step, the micro-batch and the process, so a
+    resumed run gets the same values.
 
     Args:
         trainer: Unsloth's generated `GRPOTrainer`; or TRL's own, if Unsloth is not imported
             (docs/many_gpus.md). Other trainers in the process are not affected.
-        guide: any object with the members of `Guide`; None is q = 1.
+        guide: any object with the members of `Guide`; None means q = 1.
         teacher: for a guide that needs "teacher_logps": a frozen model with the same tokenizer, or
             the name of a frozen adapter in the trainer's model. It scores each rollout batch once,
             without gradient.
-        shape: a custom (signals, advantages) → advantages, (B,) or (B, T), in units of reward and
-            without gradient; values outside the mask are dropped. `signals.entropies` needs
-            `log_entropy`; arguments named in `objective.advantages.OFFERED` are passed too.
+        shape: your own function (signals, advantages) → advantages, (B,) or (B, T), in units of
+            reward and without gradient; values outside the mask are dropped. `signals.entropies`
+            needs `log_entropy`. Arguments named in `objective.advantages.OFFERED` are passed too.
         log_entropy: log `sage/entropy` (and `kl/ref_k3`) even if no guide needs entropies, also
             without a KL term. The loss does not change; Unsloth computes the entropies in the
             gradient pass, as TRL always does.
-        resume_with_changes: resume a checkpoint of another guide, β, teacher, shape, method or
-            trainer, which is otherwise refused. A guide whose state is not in the checkpoint starts
-            from its initial state.
+        resume_with_changes: allow a checkpoint with a different guide, β, teacher, shape, method
+            or trainer, which is otherwise refused. A guide whose state is not in the checkpoint
+            starts from its initial state.
 
     Raises:
-        ValueError: `trainer.beta` is 0 with a guide, an unexpected `use_bias_correction_kl`,
-            contradicting methods, a missing teacher, a model that is not prepared for Unsloth's
-            trainer, a tokenizer without a pad token, a missing column, a setting changed while this
-            was open, or a guide that returned an invalid tensor or wrote into its input.
+        ValueError: a guide with `trainer.beta` = 0, an unexpected `use_bias_correction_kl`,
+            methods that contradict each other, a missing teacher, a model that is not prepared for
+            Unsloth's trainer, a tokenizer without a pad token, a missing column, a setting that
+            changed while this was open, or a guide that returned an invalid tensor or wrote into
+            its input.
         TypeError: `guide` is not a guide.
-        ContractError: the trainer differs from the tested ones, another `guided_kl` is open, or a
-            training step bypassed it.
+        ContractError: the trainer differs from the tested versions, another `guided_kl` is open, or
+            a training step bypassed this one.
         NotFiniteError: a number of a training step is nan or inf; see
             `sage_unsloth.trainers.finite`.
         ChangedWeightsError: a rollout changed a trained weight; see
@@ -102,13 +103,13 @@ def guided_kl(
         methods=added_methods(trainer),
     )
     # All refusals come before the first change, so that nothing has to be undone.
-    check_settings(trainer, choice, unsloth=seam.name == "unsloth")
+    check_choice(trainer, choice, unsloth=seam.name == "unsloth")
     if choice.needs_hook:
         seam.check()
     with ExitStack() as stack:
         # Unsloth's functions are replaced for the whole process, so one guided_kl at a time.
         stack.enter_context(one_guided_kl())
-        stack.enter_context(replace_attributes(trainer, **{OPEN: True}))
+        stack.enter_context(replace_attributes(trainer, **{OPEN_ATTRIBUTE: True}))
         stack.enter_context(seam.cpu_shims(trainer))
         guard = stack.enter_context(finite_only(trainer))
         # After the guard, to which the hook hands its signals.

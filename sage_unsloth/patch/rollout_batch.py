@@ -24,8 +24,8 @@ from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.trainer_names import ContractError
 
-PREFIX = "sage_"
-GROUPS = f"{PREFIX}groups"
+KEY_PREFIX = "sage_"
+GROUPS_KEY = f"{KEY_PREFIX}groups"
 
 
 class Scoring(Protocol):
@@ -103,14 +103,14 @@ def rollout_signals(
                 expected="ref_per_token_logps",
             )
         if "ref_entropies" in needs:
-            batch[f"{PREFIX}ref_entropies"] = last["entropies"]()
+            batch[f"{KEY_PREFIX}ref_entropies"] = last["entropies"]()
         if "teacher_logps" in needs:
             with torch.no_grad(), _as_teacher(trainer, teacher) as model:
                 by_teacher = getattr(trainer, names.SCORE)(model, *last["args"], **last["kwargs"])
-            batch[f"{PREFIX}teacher_logps"] = by_teacher[0]
+            batch[f"{KEY_PREFIX}teacher_logps"] = by_teacher[0]
         if groups:
             # Here, since after this TRL shuffles the rows and splits them.
-            batch[GROUPS] = _groups(trainer, batch)
+            batch[GROUPS_KEY] = _groups(trainer, batch)
         return batch
 
     def compute_loss(
@@ -118,7 +118,7 @@ def rollout_signals(
     ) -> Any:
         current.clear()
         current.update(
-            {k.removeprefix(PREFIX): v for k, v in inputs.items() if k.startswith(PREFIX)}
+            {k.removeprefix(KEY_PREFIX): v for k, v in inputs.items() if k.startswith(KEY_PREFIX)}
         )
         return proceed(model, inputs, *args, **kwargs)
 

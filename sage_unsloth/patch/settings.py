@@ -7,7 +7,7 @@ from sage_unsloth.patch.choice import Choice
 from sage_unsloth.trainers.data_parallel import check_data_parallel
 
 
-def check_settings(trainer: Any, choice: Choice, *, unsloth: bool) -> None:
+def check_choice(trainer: Any, choice: Choice, *, unsloth: bool) -> None:
     """Raises if the trainer cannot train with the arguments of `guided_kl`.
 
     Args:
@@ -39,7 +39,7 @@ RELIED_ON = (
 
 
 def fixed_settings(trainer: Any) -> dict[str, Any]:
-    """The settings that `check_settings` has checked, which must not change afterwards."""
+    """The settings that `check_choice` has checked, which must not change afterwards."""
     own = {"beta": trainer.beta, "num_generations": trainer.num_generations}
     return own | {name: getattr(trainer.args, name) for name in RELIED_ON}
 

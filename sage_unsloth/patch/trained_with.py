@@ -13,7 +13,7 @@ from sage_unsloth.objective.protocols import SteeredGuide
 from sage_unsloth.patch.choice import Choice
 from sage_unsloth.trainers.rollout_weights import digest
 
-NONE = "the trainer's own"
+NOT_RECORDED = "the trainer's own"
 """Shown for a setting that is not recorded."""
 
 logger = logging.getLogger(__name__)
@@ -118,9 +118,9 @@ def check_resumed(
             now["guide"],
         )
     changed = [
-        f"{name} was {before.get(name, NONE)} and is {now.get(name, NONE)}"
+        f"{name} was {before.get(name, NOT_RECORDED)} and is {now.get(name, NOT_RECORDED)}"
         for name in (before | now if before else ())
-        if before.get(name, NONE) != now.get(name, NONE)
+        if before.get(name, NOT_RECORDED) != now.get(name, NOT_RECORDED)
     ]
     if changed:
         raise ValueError(

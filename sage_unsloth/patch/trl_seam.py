@@ -20,7 +20,7 @@ from sage_unsloth.patch.contract import check_trl
 from sage_unsloth.patch.hook import Hook, HookOutput
 from sage_unsloth.patch.trl_scoring import TrlScoring
 from sage_unsloth.trainers import trainer_names as names
-from sage_unsloth.trainers.data_parallel import kind_of
+from sage_unsloth.trainers.data_parallel import parallelism
 from sage_unsloth.trainers.finite import Guard
 from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.trl_without_gpu import head_without_gpu
@@ -108,7 +108,7 @@ class TrlSeam:
 
     def cpu_shims(self, trainer: Any) -> AbstractContextManager:
         # DeepSpeed gathers the head for TRL's kernel alone, once more in the backward pass.
-        if kind_of(trainer.accelerator) == "DEEPSPEED":
+        if parallelism(trainer.accelerator) == "DEEPSPEED":
             return nullcontext()
         return head_without_gpu()
 

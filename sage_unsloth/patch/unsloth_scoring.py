@@ -31,7 +31,7 @@ from sage_unsloth.trainers.trainer_names import (
     ContractError,
 )
 
-LOGITS_AT_ONCE = 1 << 26
+ENTROPY_PART = 1 << 26
 """Elements of the float32 copy of the logits for one part of the entropies."""
 
 
@@ -162,7 +162,7 @@ def entropies_of_logits(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """H_t of softmax(logits / temperature), nats, (B, T) float32, from (B, T, V), by parts."""
     flat = logits.reshape(-1, logits.shape[-1])
     parts = []
-    for rows in flat.split(max(1, LOGITS_AT_ONCE // flat.shape[-1])):
+    for rows in flat.split(max(1, ENTROPY_PART // flat.shape[-1])):
         log_p = (rows.float() / temperature).log_softmax(-1)
         parts.append(-(log_p.exp() * log_p).sum(-1))
     return torch.cat(parts).reshape(logits.shape[:-1])

@@ -8,7 +8,7 @@ from sage_unsloth.planning.presets import CARDS
 
 def add_plan(commands: Any) -> None:
     parser = commands.add_parser(
-        "plan", help="what an RL run needs and whether it fits, before anything is loaded"
+        "plan", help="how much memory an RL run needs and whether it fits on your GPU"
     )
     parser.add_argument(
         "--model",
@@ -19,8 +19,8 @@ def add_plan(commands: Any) -> None:
         "--memory",
         type=float,
         metavar="GIB",
-        help=f"memory of the card; {', '.join(sizes)}, {largest} and other whole numbers are the "
-        "size on its box, of which it reports less (default: this machine's)",
+        help=f"memory of the GPU; {', '.join(sizes)}, {largest} and other whole numbers are "
+        "nominal sizes, of which a GPU reports less (default: this machine's)",
     )
     parser.set_defaults(act=_plan)
 

@@ -23,7 +23,7 @@ def check_fits(setup: Setup, memory_gib: float) -> MemoryPlan:
         "GiB (computed). What to change, least harm first:"
     ]
     together = setup
-    for number, (text, changed) in enumerate(remedies(setup), 1):
+    for number, (text, changed) in enumerate(memory_savings(setup), 1):
         saved = fits.needed - memory_plan(changed, memory_gib).needed
         together = replace(together, **_difference(setup, changed))
         after = memory_plan(together, memory_gib)
@@ -54,7 +54,7 @@ def _difference(before: Setup, after: Setup) -> dict:
     return {key: value for key, value in vars(after).items() if value != vars(before)[key]}
 
 
-def remedies(setup: Setup) -> Iterator[tuple[str, Setup]]:
+def memory_savings(setup: Setup) -> Iterator[tuple[str, Setup]]:
     """Changes that need less memory, least harm first; the first three do not change results."""
     s = setup
     if not s.recompute_logits:

@@ -17,7 +17,7 @@ from sage_unsloth.planning.memory import (
 )
 from sage_unsloth.planning.presets import CARDS, MODELS
 from sage_unsloth.planning.setup import Setup, setup_for
-from sage_unsloth.runs.checkpoints import KEPT
+from sage_unsloth.runs.checkpoints import NUM_CHECKPOINTS
 
 NOTES = 28
 """The column of notes in a memory report."""
@@ -58,7 +58,7 @@ def step_plan(setup: Setup, steps: int, num_rows: int | None = None) -> StepPlan
         tokens_per_step=setup.completions_per_step * setup.max_length,
         steps=steps,
         epochs=None if num_rows is None else steps * setup.prompts_per_step / num_rows,
-        disk_bytes=(KEPT + 1) * (trained + optimizer_bytes(setup)) + trained,
+        disk_bytes=(NUM_CHECKPOINTS + 1) * (trained + optimizer_bytes(setup)) + trained,
     )
 
 
@@ -112,7 +112,7 @@ def run_report(setup: Setup, steps: int, num_rows: int | None = None) -> str:
         f"{sizes.completions_per_step} completions a step, at most {sizes.tokens_per_step:,} "
         f"tokens, {_settings(setup)}",
         f"  {sizes.steps:,} steps{epochs}",
-        f"  {size(sizes.disk_bytes)} on disk: {KEPT} checkpoints, one being "
+        f"  {size(sizes.disk_bytes)} on disk: {NUM_CHECKPOINTS} checkpoints, one being "
         "written, and the result",
         "  time: not known before the first step",
     ]

@@ -57,7 +57,7 @@ SFT_SEED = 3407
 SFT_ROWS_PER_PROBLEM = 3
 SOURCE = "arithmetic"
 EOS, PAD = "<|endoftext|>", "<|pad|>"
-TAGS = (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END)
+TEXT_TAGS = (REASONING_START, REASONING_END, SOLUTION_START, SOLUTION_END)
 
 _SPLIT_FORM = re.compile(r"(\d+)=(\d+)([+-])(\d+);")
 _GUESS_FORM = re.compile(r"\d+\*\d+=\d+")
@@ -287,12 +287,12 @@ def build_tokenizer(vocab_size: int = 448) -> Any:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(TAGS),
+        vocab_size=vocab_size - len(TEXT_TAGS),
         special_tokens=[EOS, PAD],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    prose = re.split("|".join(map(re.escape, TAGS)), SYSTEM_PROMPT)
+    prose = re.split("|".join(map(re.escape, TEXT_TAGS)), SYSTEM_PROMPT)
     backend.train_from_iterator(prose * 10, trainer)
     learnt = json.loads(backend.to_str())["model"]
     settings: dict[str, Any] = dict(  # merges and unk_token are wider than their annotations
@@ -306,5 +306,5 @@ def build_tokenizer(vocab_size: int = 448) -> Any:
         chat_template=CHAT_TEMPLATE,
     )
     tokenizer: Any = Qwen2Tokenizer(**settings)
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TEXT_TAGS])
     return tokenizer

@@ -17,12 +17,12 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH, only_its_text, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
-from sage_unsloth.problems.gym import PREFIX, REASONING_GYM_ITEMS, REASONING_GYM_SEED, gym_rows
+from sage_unsloth.problems.gym import GYM_PREFIX, REASONING_GYM_ITEMS, REASONING_GYM_SEED, gym_rows
 from sage_unsloth.problems.own_data import read_columns, read_raw
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER, Published
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
 
-NAMES = (*PUBLISHED, *TOGETHER, "arithmetic", f"{PREFIX}TASK")
+NAMES = (*PUBLISHED, *TOGETHER, "arithmetic", f"{GYM_PREFIX}TASK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def load_benchmark(
         ValueError: an unknown name; a wrong number of rows; a row without problem or answer; or see
             `sources.read_source`.
     """
-    if name == "arithmetic" or name.startswith(PREFIX):
+    if name == "arithmetic" or name.startswith(GYM_PREFIX):
         if path is not None and not Path(path).is_dir():
             raise ValueError(f"{name} is made by a package and read from no file, got {path}")
         return _from_arithmetic() if name == "arithmetic" else _from_reasoning_gym(name)

@@ -21,7 +21,7 @@ from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpus import Corpus, Filters, check_limit, corpus_of
 from sage_unsloth.problems.gradable import gradable, references_are_answers
 from sage_unsloth.problems.gradable import gradable_answers as gradable_answers
-from sage_unsloth.problems.gym import PREFIX, training_rows
+from sage_unsloth.problems.gym import GYM_PREFIX, training_rows
 from sage_unsloth.problems.held_out import spread
 from sage_unsloth.problems.own_data import read_own
 from sage_unsloth.problems.sources import Source, check_columns, read_source
@@ -112,7 +112,7 @@ def sft_rows(
     """
     check_limit(limit)
     data, path, columns = _resolve_source(data, path, columns, SFT_DATA)
-    if data.startswith(PREFIX):
+    if data.startswith(GYM_PREFIX):
         raise ValueError(
             f"SFT needs worked solutions, which reasoning-gym does not have, got {data}. Use "
             "train, or a file with a column `solution`"
@@ -207,7 +207,7 @@ def rl_rows(
         limit = limit or RL_ROWS
         check_columns(rows, ("prompt", "solution"))
         rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
-    elif data.startswith(PREFIX):
+    elif data.startswith(GYM_PREFIX):
         rows, selected, provenance = training_rows(data, limit or RL_ROWS, verifier is None)
         verifier = verifier or REASONING_GYM
     else:
@@ -243,12 +243,12 @@ def _resolve_source(
         raise ValueError(f"give either --data or --path, got {data} and {path}")
     if path is not None and columns:
         return str(path), None, columns
-    if columns and (data in names or data.startswith(PREFIX)):
+    if columns and (data in names or data.startswith(GYM_PREFIX)):
         raise ValueError(
             f"{data} has columns of its own, got --columns, --answer-pattern or --split with it. "
             "Leave these out, or give --data FILE for a data set of your own"
         )
-    own = "/" in data or "." in data or data.startswith(PREFIX)
+    own = "/" in data or "." in data or data.startswith(GYM_PREFIX)
     if data not in names and not own and not Path(data).exists():
         raise ValueError(
             f"data must be one of {', '.join(names)}, reasoning-gym:TASK, a file, or OWNER/NAME of "

@@ -12,9 +12,9 @@ from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.text import printable
 
-NAMED = 3  # rows of each filter that are shown
-SHOWN = 60  # letters of their problems
-NAMES = ("file", "hub_id", "config", "split", "embedded", "package", "task")
+NUM_EXAMPLES = 3  # rows of each filter that are shown
+MAX_LETTERS = 60  # letters of their problems
+PROVENANCE_NAMES = ("file", "hub_id", "config", "split", "embedded", "package", "task")
 """Keys of a provenance that name the data."""
 
 
@@ -27,7 +27,7 @@ class Corpus:
         counts: rows left after each filter, in order.
         provenance: hub id and revision, or file and digest.
         columns: of custom data: role -> column.
-        left_out: the problems of the first `NAMED` rows that each filter left out.
+        left_out: the problems of the first `NUM_EXAMPLES` rows that each filter left out.
     """
 
     rows: list[dict]
@@ -50,7 +50,7 @@ class Corpus:
     def origin(self) -> str:
         """The origin of the rows, on one line."""
         there = self.record()
-        named = [f"{there[name]}" for name in NAMES if there.get(name)]
+        named = [f"{there[name]}" for name in PROVENANCE_NAMES if there.get(name)]
         parts = [", ".join(printable(text) for text in named)]
         parts += [
             f"{name} {str(there[name])[:12]}" for name in ("revision", "sha256") if there.get(name)
@@ -80,7 +80,9 @@ class Corpus:
         """The first rows that each filter left out, a line per filter; may be empty."""
         return "\n".join(
             f"left out by {name}, the first: "
-            + ", ".join(repr(shorten(printable(text), SHOWN, placeholder=" …")) for text in texts)
+            + ", ".join(
+                repr(shorten(printable(text), MAX_LETTERS, placeholder=" …")) for text in texts
+            )
             for name, texts in self.left_out.items()
         )
 
@@ -111,7 +113,7 @@ class Filters:
         """The good rows, counted; records the problems of the first others."""
         gone = [row["problem"] for row, passes in zip(rows, good, strict=True) if not passes]
         if gone:
-            self.left_out[name] = gone[:NAMED]
+            self.left_out[name] = gone[:NUM_EXAMPLES]
         selected = [row for row, passes in zip(rows, good, strict=True) if passes]
         self.counts[name] = len(selected)
         return selected

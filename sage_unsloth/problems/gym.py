@@ -3,7 +3,7 @@
 from sage_unsloth.grading.checkers import reasoning_gym_gold
 from sage_unsloth.runs.record import package_version
 
-PREFIX = "reasoning-gym:"
+GYM_PREFIX = "reasoning-gym:"
 REASONING_GYM_ITEMS, REASONING_GYM_SEED = 100, 3407  # of an evaluation
 TRAINING_SEED = 1
 
@@ -17,7 +17,7 @@ def gym_rows(name: str, size: int, seed: int) -> tuple[list[dict], dict]:
     Raises:
         ValueError: a missing package, an unknown generator, or one without answers.
     """
-    task = name.removeprefix(PREFIX)
+    task = name.removeprefix(GYM_PREFIX)
     version = package_version("reasoning-gym")
     if version is None:
         raise ValueError(

@@ -31,21 +31,21 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--template",
         choices=TEMPLATES,
-        help="chat template of the prompts: this package's or the model's own (default: that of "
-        "its training here; else the own one of an instruct model, this package's for any other)",
+        help="chat template of the prompts: this package's or the model's own (default: the one of "
+        "its training here; otherwise its own for an instruct model, this package's for others)",
     )
     parser.add_argument(
         "--system-prompt",
         metavar="FILE|TEXT",
-        help="in place of this package's; none asks without one (default: that of the model's "
-        "training here; else the one that names the tags)",
+        help="replaces this package's; none: no system prompt (default: the one of the model's "
+        "training here; otherwise this package's, which names the tags)",
     )
     parser.add_argument(
         "--tags",
         nargs="+",
         metavar="TAG",
         help=f"{', '.join(TAGS)}; or two tags around the answer, or four around working and answer "
-        "(default: those of the model's training here; else project)",
+        "(default: those of the model's training here, otherwise project)",
     )
 
 
@@ -63,8 +63,8 @@ def prompt_of(options: argparse.Namespace) -> PromptFormat | None:
     prompt = prompt_format(system, options.tags)
     if prompt is not None and prompt.unnamed:
         logger.warning(
-            "The system prompt does not name %s, by which an answer is found: a model that was not "
-            "trained to write it will hardly do so.",
+            "The system prompt does not mention %s, which marks the answer: a model that was not "
+            "trained to write this is unlikely to do so.",
             " and ".join(prompt.unnamed),
         )
     return prompt

@@ -15,7 +15,7 @@ from sage_unsloth.runs.text import printable
 
 logger = logging.getLogger(__name__)
 
-ROLES = ("system", "user", "assistant")
+MESSAGE_ROLES = ("system", "user", "assistant")
 OTHER_KINDS = (".tsv", ".xls", ".txt", ".gz", ".zip", ".zst", ".arrow", ".xlsx", ".xml", ".yaml")
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
 
@@ -165,7 +165,7 @@ def _conversation(value: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"messages must be a list of turns, but {where} has {value!r:.100}")
     for turn in value:
         good = isinstance(turn, dict) and isinstance(turn.get("content"), str)
-        if not good or turn.get("role") not in ROLES:
+        if not good or turn.get("role") not in MESSAGE_ROLES:
             raise ValueError(
                 "a turn must have a `role` (system, user or assistant) and a `content` of text, "
                 f"but {where} has {turn!r:.150}. Write the turns in that form"

@@ -24,9 +24,9 @@ FSDP_MODEL = "pytorch_model_fsdp.bin"
 """The whole model in a checkpoint of FSDP (`fsdp_state_dict_type: FULL_STATE_DICT`)."""
 DEEPSPEED_LATEST = "latest"
 """In a checkpoint of DeepSpeed: names the folder with the parts of all processes."""
-KEPT = 2
+NUM_CHECKPOINTS = 2
 """Number of complete checkpoints that stay."""
-MISSING = (FileNotFoundError, NotADirectoryError)
+MISSING_FILE_ERRORS = (FileNotFoundError, NotADirectoryError)
 # What readers raise over a file that is damaged. Any other OSError, of a disk that is away for a
 # moment, says nothing about the file.
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
@@ -78,7 +78,7 @@ def copy_result(checkpoint: Path, folder: Path) -> None:
 
 
 def keep_newest(folder: Path, step: int) -> None:
-    """Waits until the checkpoint of `step` is on disk, then deletes all but the `KEPT` newest."""
+    """Waits until `step`'s checkpoint is on disk, then keeps the `NUM_CHECKPOINTS` newest."""
     newest = folder / f"checkpoint-{step}"
     set_modes(newest)
     files = [file for file in newest.iterdir() if file.is_file() and file.name != SIZES]
@@ -92,7 +92,9 @@ def keep_newest(folder: Path, step: int) -> None:
     # Looking for a fault reads every byte of the optimizer's state: at no more of them than are
     # kept.
     others = [path for path in _newest_first(folder) if path != newest]
-    selected = list(itertools.islice((path for path in others if _fault(path) is None), KEPT - 1))
+    selected = list(
+        itertools.islice((path for path in others if _fault(path) is None), NUM_CHECKPOINTS - 1)
+    )
     for path in others:
         if path not in selected:
             shutil.rmtree(path)
@@ -169,6 +171,6 @@ def _fault(checkpoint: Path) -> str | None:
             name = file.name
             with safe_open(file, "pt"):  # checks the header against the file's length
                 pass
-    except (*MISSING, *DAMAGED, SafetensorError, zipfile.BadZipFile) as error:
+    except (*MISSING_FILE_ERRORS, *DAMAGED, SafetensorError, zipfile.BadZipFile) as error:
         return f"{name}: {error}"
     return None if weights else "it has no *.safetensors"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sage_unsloth.runs.stopping import allow
 
-UNWINDING = 600.0
+SAVE_SECONDS = 600.0
 """Seconds for a child to finish its step and save; a second Ctrl-C ends it sooner."""
 
 
@@ -56,11 +56,11 @@ def end_with_parent() -> None:
 
 
 def end_children(children: Sequence[subprocess.Popen]) -> None:
-    """Interrupts the children; each saves its step, or is killed after `UNWINDING` seconds."""
-    allow(UNWINDING + 10)
+    """Interrupts the children; each saves its step, or is killed after `SAVE_SECONDS` seconds."""
+    allow(SAVE_SECONDS + 10)
     for child in children:
         child.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + UNWINDING
+    deadline = time.monotonic() + SAVE_SECONDS
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=max(0.0, deadline - time.monotonic()))

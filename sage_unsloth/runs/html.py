@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from sage_unsloth.runs.text import printable
 
-STYLE = """
+PAGE_STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #ffffff; --card: #f5f5f2; --line:
   #c9c9c4; --faint: #595959; }
 @media (prefers-color-scheme: dark) { :root { --text: #ececec; --page: #15171a; --card: #1f2227;
@@ -48,7 +48,7 @@ def page(title: str, body: Iterable[str], style: str = "") -> str:
             '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
             "style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>",
+            f"<title>{escape(title)}</title>\n<style>{PAGE_STYLE}{style}</style>\n</head>\n<body>",
             *filter(None, body),
             "</body>\n</html>\n",
         ]

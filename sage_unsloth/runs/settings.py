@@ -14,10 +14,10 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 Stage = TypeVar("Stage")
 
-MODEL, DATA, ROLLOUTS = "model and LoRA", "data", "rollouts"
+MODEL, DATA, ROLLOUT_GROUP = "model and LoRA", "data", "rollouts"
 OBJECTIVE, OPTIMISER = "loss and guide", "optimiser"
 EVALUATION, SAVING = "evaluation", "saving"
-GROUPS = (MODEL, DATA, ROLLOUTS, OBJECTIVE, OPTIMISER, EVALUATION, SAVING)
+GROUPS = (MODEL, DATA, ROLLOUT_GROUP, OBJECTIVE, OPTIMISER, EVALUATION, SAVING)
 """In the order of `--help`."""
 
 
@@ -85,7 +85,7 @@ class Setting:
         return "none" if self.default in (None, "") else str(self.default)
 
 
-def settings_of(config: Any) -> dict[str, Setting]:
+def config_settings(config: Any) -> dict[str, Setting]:
     """The settings of a stage's dataclass, or of an instance, by name, including those of `lora`.
 
     Without fields that have their own options (`option=False`). The stage's own come before shared
@@ -98,7 +98,7 @@ def settings_of(config: Any) -> dict[str, Setting]:
             continue
         default = getattr(config, item.name)
         if hasattr(default, "__dataclass_fields__"):
-            within = settings_of(default)
+            within = config_settings(default)
             result |= {
                 f"{item.name}.{name}": replace(inner, name=f"{item.name}.{name}")
                 for name, inner in within.items()
@@ -161,7 +161,7 @@ def parse_settings(texts: Iterable[str], defaults: Any) -> dict[str, Any]:
     Raises:
         ValueError: not NAME=VALUE, an unknown name (with the nearest), or a value of another type.
     """
-    known = settings_of(defaults)
+    known = config_settings(defaults)
     given: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -229,11 +229,11 @@ def document_settings(stage: type[Stage]) -> type[Stage]:
     return stage
 
 
-def markdown_table(stage: type) -> str:
+def settings_tables(stage: type) -> str:
     """Every setting of a stage as Markdown tables, one per group."""
     parts: list[str] = []
     for group in GROUPS:
-        rows = [item for item in settings_of(stage).values() if item.group == group]
+        rows = [item for item in config_settings(stage).values() if item.group == group]
         if rows:
             parts += [f"## {group[0].upper()}{group[1:]}", "", "| option | default | what it is |"]
             parts += ["|---|---|---|", *(_row(row) for row in rows), ""]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNWINDING = 10.0  # seconds for everything that is open to be closed
 REPEATED = 5.0  # seconds
 
@@ -152,7 +152,7 @@ def _handlers(handle: Handler) -> Iterator[Mapping[signal.Signals, Handler]]:
     if threading.current_thread() is not threading.main_thread():
         yield {}
         return
-    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
     before = {s: old for s, old in before.items() if old not in (signal.SIG_IGN, None)}
     try:
         for signum in before:

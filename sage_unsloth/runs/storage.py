@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DENIED = (errno.EROFS, errno.EACCES, errno.EPERM)
 NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 
@@ -34,7 +34,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise  # it has its own remedy, and may quote the disk
         number = _disk_error(error)
         named = getattr(error, "filename", None) or path
-        if number in FULL:
+        if number in DISK_FULL:
             rule, fact = "the disk must have room for what a run writes", "does not fit"
             remedy = (
                 "Free some space and run the same command again: it resumes from what is on disk"

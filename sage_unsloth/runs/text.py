@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections.abc import Sequence
 
 # A terminal obeys control characters (ESC and the C1 set); marks that turn the direction of writing
 # change how the rest reads; halves of surrogate pairs cannot be written at all.
@@ -22,9 +23,15 @@ def printable(text: str) -> str:
     return _BIDI.sub("\ufffd", text.translate(_SYMBOLS))
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """The text as one line of Markdown without active HTML, links, code or table cells."""
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(printable(text).split()))
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is its header."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def file_name(name: str) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.models.weights import adapter_config
+from sage_unsloth.planning.memory import GIB
 
-GIB = 2**30
 CACHE_BYTES = GIB
 """Limit for keys and values; a quarter of the free memory if that is less."""
 HOTTEST = 2.0
-OURS = {
+DECIDED_BY = {
     "model": "--models",
     "tokenizer": "--models",
     "dtype": "--dtype",
@@ -28,7 +28,7 @@ OURS = {
     "seed": "--seed",
 }
 """Argument -> the setting that decides it."""
-FREE = (
+ARGUMENTS_WITHOUT_EFFECT = (
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
     "enforce_eager",
@@ -58,9 +58,10 @@ def parse_arguments(texts: Iterable[str]) -> dict[str, Any]:
                 "an engine argument must be NAME=VALUE, such as gpu_memory_utilization=0.5, got "
                 f"{text!r}"
             )
-        if name in OURS:
+        if name in DECIDED_BY:
             raise ValueError(
-                f"the engine's {name} follows from {OURS[name]}, got {text!r}. Set that instead"
+                f"the engine's {name} follows from {DECIDED_BY[name]}, got {text!r}. Set that "
+                "instead"
             )
         if name in arguments:
             raise ValueError(f"an engine argument must be given once, got {name} twice")
@@ -104,7 +105,9 @@ def check_temperature(engine: str, temperature: float) -> None:
 
 def not_free(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that affect results; they distinguish record sets."""
-    return {name: value for name, value in arguments.items() if name not in FREE}
+    return {
+        name: value for name, value in arguments.items() if name not in ARGUMENTS_WITHOUT_EFFECT
+    }
 
 
 def engine_arguments(adapters: Sequence[str | Path], max_length: int, dtype: str) -> dict[str, Any]:

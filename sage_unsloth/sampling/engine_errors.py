@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-PHASES = {
+ENGINE_PHASES = {
     "import": (
         "be imported",
         "Check the versions (python -m sage_unsloth doctor), or use --engine transformers",
@@ -27,7 +27,7 @@ def engine_errors(name: str, phase: str, *, refusals: bool = True) -> Iterator[N
     """Adds phase and fix to exceptions of an engine, which have classes of their own.
 
     Args:
-        phase: one of `PHASES`.
+        phase: one of `ENGINE_PHASES`.
         refusals: a ValueError inside is from this package and keeps its message.
 
     Raises:
@@ -42,7 +42,7 @@ def engine_errors(name: str, phase: str, *, refusals: bool = True) -> Iterator[N
 
 
 def _name_phase(name: str, phase: str, error: Exception) -> EngineError:
-    rule, remedy = PHASES[phase]
+    rule, remedy = ENGINE_PHASES[phase]
     return EngineError(
         f"the engine of {name} must {rule}, but failed: {type(error).__name__}: {error!s:.500}. "
         f"{remedy}"

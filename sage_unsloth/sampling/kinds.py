@@ -11,7 +11,7 @@ from sage_unsloth.grading.checker import Grade
 UNKNOWN = "not recorded"  # of a line that was graded before kinds were kept
 
 
-def kind_of(record: Mapping[str, Any]) -> str:
+def record_kind(record: Mapping[str, Any]) -> str:
     """A record's `grading.Kind`, or `UNKNOWN`."""
     return record.get("kind", UNKNOWN)
 
@@ -24,7 +24,7 @@ def count_kinds(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int
     """
     counts: dict[str, dict[str, int]] = {}
     for record in records:
-        result = counts.setdefault(kind_of(record), {"answers": 0, "correct": 0})
+        result = counts.setdefault(record_kind(record), {"answers": 0, "correct": 0})
         result["answers"] += 1
         result["correct"] += record["grade"] == Grade.CORRECT
     return dict(sorted(counts.items(), key=lambda item: -item[1]["answers"]))

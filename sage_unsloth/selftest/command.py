@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-FILE = "selftest.json"
+SELFTEST_FILE = "selftest.json"
 
 
 def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
@@ -15,17 +15,17 @@ def add_deep(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace]
         "vLLM, resuming, export; ten minutes at most, no network",
     )
     parser.add_argument(
-        "--again", action="store_true", help="with --deep: also what has passed before"
+        "--again", action="store_true", help="with --deep: repeat checks that have passed, too"
     )
     parser.add_argument(
         "--out",
-        default=FILE,
-        help="with --deep: the record, which can be sent (default: %(default)s)",
+        default=SELFTEST_FILE,
+        help="with --deep: file for the report, which you can send (default: %(default)s)",
     )
 
     def choose(options: argparse.Namespace) -> int:
         if not options.deep:
-            if options.again or options.out != FILE:
+            if options.again or options.out != SELFTEST_FILE:
                 raise ValueError("--again and --out need --deep")
             return act(options)
         first = act(options)

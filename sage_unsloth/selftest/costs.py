@@ -23,8 +23,8 @@ from sage_unsloth.selftest.findings import NOT_HERE, Finding
 MIB = 2**20
 TIME_ALLOWED, MEMORY_ALLOWED = 1.5, 1.25
 """Ratios far above the measured ones: they detect defects, not costs."""
-EXACT = 0.05  # relative, of items that the plan does not call estimates
-STEPS = 4  # of each trainer; the first compiles, and is not counted
+MEMORY_TOLERANCE = 0.05  # relative, of items that the plan does not call estimates
+NUM_STEPS = 4  # of each trainer; the first compiles, and is not counted
 
 
 @dataclass
@@ -53,8 +53,8 @@ def step_costs(folder: Path) -> Iterator[Finding]:
     number_format = policy.half_precision()
     model, tokenizer = policy.load(path, number_format, max_length=4 * length + 256)
 
-    def costs(guide: Any, steps: int = STEPS) -> Costs:
-        trainer = policy.make_trainer(
+    def costs(guide: Any, steps: int = NUM_STEPS) -> Costs:
+        trainer = policy.make_test_trainer(
             model,
             tokenizer,
             folder / "out",
@@ -208,7 +208,7 @@ def _plan(model: Any, costs: Costs, length: int) -> Iterator[Finding]:
     )
     planned = {item.name: item.bytes for item in memory_plan(setup).items}
     for name in ("weights", "adapter", "gradients", "optimizer"):
-        good = abs(costs.held[name] - planned[name]) <= EXACT * planned[name]
+        good = abs(costs.held[name] - planned[name]) <= MEMORY_TOLERANCE * planned[name]
         yield _item(name, planned[name], costs.held[name], good)
     if not gpu:
         for name in ("activations and logits", "KV cache"):

@@ -29,7 +29,7 @@ from sage_unsloth.selftest.oracle import TERMS, Expected, expected_step
 
 ALLOWED = 4.0
 MOST_STEPS = 8
-LOSS_SCALE = 0.1  # the loss's terms cancel, so its error is not taken relative to less than this
+SMALLEST_LOSS = 0.1  # the loss's terms cancel, so its error is not taken relative to less than this
 COEFFICIENT_MAX = 0.5  # whatever the rounding, a coefficient may not be this far from 1
 
 WAYS = {
@@ -56,7 +56,7 @@ class Distance:
 
     Attributes:
         gradient: the largest ‖error‖ / ‖expected‖ of a weight.
-        loss: the error over the larger of the loss and `LOSS_SCALE`.
+        loss: the error over the larger of the loss and `SMALLEST_LOSS`.
     """
 
     gradient: float
@@ -71,7 +71,7 @@ def guided_loss(folder: Path, number_format: str, ways: Sequence[str]) -> Iterat
     rounded = decoder_of(model, dtype=computed, device=model.device)
     for way in ways:
         compiled, source = WAYS[way]
-        trainer = policy.make_trainer(
+        trainer = policy.make_test_trainer(
             model, tokenizer, folder / "out", number_format, max_steps=MOST_STEPS
         )
         with torch.compiler.set_stance("default" if compiled else "force_eager"):
@@ -175,7 +175,7 @@ def distance(
         error = gradients.get(name, torch.zeros_like(expected)) - expected
         ratios.append(error.norm() / expected.norm())
     worst = torch.stack(ratios).max().item()  # nan, if one is
-    return Distance(worst, abs(loss - wanted_loss) / max(abs(wanted_loss), LOSS_SCALE))
+    return Distance(worst, abs(loss - wanted_loss) / max(abs(wanted_loss), SMALLEST_LOSS))
 
 
 def coefficients_of(

@@ -33,7 +33,7 @@ def completion_rows(inputs: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]
         yield prompt, ids[mask]
 
 
-def score(
+def score_batch(
     logits: Callable[[Tensor], Tensor], inputs: Mapping[str, Any], temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """log π(y_t | s_t) and H_t, each (B, T), zero outside the mask.
@@ -162,10 +162,10 @@ def expected_step(
     batch = {k: v.to(device) if torch.is_tensor(v) else v for k, v in inputs.items()}
     wide = decoder.wide
     with torch.no_grad():
-        ref, ref_entropies = score(
+        ref, ref_entropies = score_batch(
             lambda ids: decoder.logits(ids, adapted=False).to(wide), batch, temperature
         )
-    logps, entropies = score(lambda ids: decoder.logits(ids).to(wide), batch, temperature)
+    logps, entropies = score_batch(lambda ids: decoder.logits(ids).to(wide), batch, temperature)
     read = ref_entropies if source == "reference" else entropies.detach()
     old = batch.get("old_per_token_logps")
     terms = loss_terms(

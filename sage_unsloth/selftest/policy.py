@@ -21,7 +21,7 @@ from sage_unsloth.trainers.loading import load_unsloth, prepare_for_cpu
 from sage_unsloth.training.loss_scale import scale_losses
 
 FORMATS = ("float32", "bfloat16", "float16", "4-bit")
-RANK, ALPHA = 8, 16
+RANK, LORA_ALPHA = 8, 16
 ADAPTER_STD = 0.02  # of B: policy and reference then differ by about 0.1 nats a token
 SEED = 3407
 GUIDE = {"ratio": 0.6, "threshold": 3.2, "q_min": 0.6, "q_max": 2.0}
@@ -116,7 +116,7 @@ def _load_by_unsloth(path: Path, dtype: Any, in_4bit: bool, max_length: int, opt
     return FastLanguageModel.get_peft_model(
         model,
         r=RANK,
-        lora_alpha=ALPHA,
+        lora_alpha=LORA_ALPHA,
         lora_dropout=0.0,
         target_modules=list(LORA_TARGETS),
         use_gradient_checkpointing="unsloth",
@@ -136,12 +136,12 @@ def _load_by_transformers(path: Path, dtype: Any, in_4bit: bool) -> Any:
     keep_exact_products(model)
     torch.manual_seed(SEED)  # of A
     lora = LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=list(LORA_TARGETS), task_type="CAUSAL_LM"
+        r=RANK, lora_alpha=LORA_ALPHA, target_modules=list(LORA_TARGETS), task_type="CAUSAL_LM"
     )
     return prepare_for_cpu(get_peft_model(model, lora))
 
 
-def make_trainer(
+def make_test_trainer(
     model: Any,
     tokenizer: Any,
     folder: Path,

@@ -21,7 +21,7 @@ from sage_unsloth.selftest.findings import FAILED, NOT_HERE, NOT_RUN, Finding
 from sage_unsloth.selftest.worker import FINDINGS
 
 LOG_LINES = 15  # of the process's last, in the row of one that failed
-LEAST = 20.0  # seconds, below which none is started
+MIN_SECONDS = 20.0  # seconds, below which none is started
 REMEDY = "send selftest.json, whose row holds the last lines of the process"
 
 
@@ -32,7 +32,7 @@ def findings_of(check: Check, seconds: float) -> Iterator[Finding]:
         yield Finding(check=check.name, name=check.name, status=NOT_HERE, found=reason)
         return
     limit = min(seconds, check.limit)
-    if limit < LEAST:
+    if limit < MIN_SECONDS:
         yield Finding(
             check=check.name,
             name=check.name,

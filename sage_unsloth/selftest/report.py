@@ -1,12 +1,12 @@
 """The record of a self-test as Markdown, for a bug report or as a table row."""
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
+from sage_unsloth.runs.text import markdown_table
 from sage_unsloth.selftest.findings import FAILED, STATUSES
 
-SHOWN = ("torch", "unsloth", "unsloth_zoo", "trl", "transformers", "bitsandbytes", "vllm")
+VERSIONS_SHOWN = ("torch", "unsloth", "unsloth_zoo", "trl", "transformers", "bitsandbytes", "vllm")
 """Packages whose versions start a report."""
 GPU_COLUMNS = (
     "GPU",
@@ -30,17 +30,19 @@ def markdown_report(report: dict[str, Any]) -> str:
         f"- commit {of.get('commit') or 'none (installed as a package)'}, {of.get('date')}",
         f"- {_counts(report)}",
         "",
-        *markdown_table(
-            ("", "result", "seconds", "found"),
-            (
-                (
-                    row["name"],
-                    row["status"],
-                    "" if row["seconds"] is None else f"{row['seconds']:.0f}",
-                    row["found"],
-                )
-                for row in report["findings"]
-            ),
+        markdown_table(
+            [
+                ("", "result", "seconds", "found"),
+                *(
+                    (
+                        _cell(row["name"]),
+                        row["status"],
+                        "" if row["seconds"] is None else f"{row['seconds']:.0f}",
+                        _cell(row["found"]),
+                    )
+                    for row in report["findings"]
+                ),
+            ]
         ),
     ]
     return "\n".join(lines)
@@ -84,20 +86,13 @@ def gpu_row(report: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """The lines of a table; bars in cells are escaped."""
-    header = list(header)
-    lines = [header, ["---"] * len(header), *rows]
-    return [f"| {' | '.join(map(_cell, line))} |" for line in lines]
-
-
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def _versions(environment: dict[str, Any]) -> str:
     packages = environment["packages"]
-    return ", ".join(f"{name} {packages[name]}" for name in SHOWN if packages.get(name))
+    return ", ".join(f"{name} {packages[name]}" for name in VERSIONS_SHOWN if packages.get(name))
 
 
 def _counts(report: dict[str, Any]) -> str:

@@ -18,11 +18,11 @@ from sage_unsloth.sampling.engine_choice import check_calls
 from sage_unsloth.selftest import policy
 from sage_unsloth.selftest.decoder import decoder_of
 from sage_unsloth.selftest.findings import PASSED, Finding
-from sage_unsloth.selftest.oracle import score, to_completion_layout
+from sage_unsloth.selftest.oracle import score_batch, to_completion_layout
 
-STEPS = 2
+TRAIN_STEPS = 2
 SHARE_OF_CARD = 0.3
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24}
+TEST_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 24}
 NEAR = 0.25
 """Limit of vLLM's mean distance from the policy, relative to that from the base model."""
 
@@ -37,7 +37,7 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
         gpu_memory_utilization=SHARE_OF_CARD,
         standby=standby,
     )
-    trainer = policy.make_trainer(
+    trainer = policy.make_test_trainer(
         model,
         tokenizer,
         folder / "out",
@@ -47,13 +47,13 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
         vllm_importance_sampling_correction=True,
         vllm_importance_sampling_mode="token_truncate",
         vllm_importance_sampling_clip_max=2.0,
-        max_completion_length=SAMPLING["max_tokens"],
-        max_steps=STEPS,
+        max_completion_length=TEST_SAMPLING["max_tokens"],
+        max_steps=TRAIN_STEPS,
         learning_rate=1e-2,
     )
     pad = tokenizer.pad_token_id
     # Raises if a call of the engine is told anything else.
-    check_calls(trainer.vllm_generation.llm, SAMPLING | {"logit_bias": {pad: -100.0}})
+    check_calls(trainer.vllm_generation.llm, TEST_SAMPLING | {"logit_bias": {pad: -100.0}})
     steps: list[dict[str, float]] = []
     changed = _train(trainer, pad, steps)
     name = "vLLM with standby" if standby else "vLLM"
@@ -62,7 +62,7 @@ def vllm_rollouts(folder: Path, standby: bool) -> Iterator[Finding]:
         status=PASSED,
         found=f"each call of {len(steps)} steps was told temperature, top-p, length, no pad token",
     )
-    good = len(steps) == STEPS and all(s["policy"] <= NEAR * s["base"] for s in steps)
+    good = len(steps) == TRAIN_STEPS and all(s["policy"] <= NEAR * s["base"] for s in steps)
     yield Finding.of(
         good,
         name=f"{name}, log-probs",
@@ -132,6 +132,6 @@ def distances(model: Any, inputs: Mapping[str, Any], pad: int) -> dict[str, floa
             return result.index_fill(1, torch.tensor([pad]), -1e4)  # as the sampler leaves it out
 
         with torch.no_grad():
-            logps, _ = score(logits, batch)
+            logps, _ = score_batch(logits, batch)
         matches[name] = ((sampled - logps).abs() * mask).sum().item() / mask.sum().item()
     return matches

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.models.device import has_gpu
+from sage_unsloth.planning.memory import GIB
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import environment
@@ -16,16 +17,15 @@ from sage_unsloth.selftest.checks import Check, all_checks
 from sage_unsloth.selftest.findings import FAILED, NOT_RUN, STATUSES, without_places
 from sage_unsloth.selftest.process import findings_of
 
-SECONDS = 600.0  # of one call
+TIME_LIMIT = 600.0  # of one call
 WIDTH = 80
-GIB = 2**30
 
 
 def run_selftest(
     file: str | Path,
     *,
     again: bool = False,
-    seconds: float = SECONDS,
+    seconds: float = TIME_LIMIT,
     checks: Sequence[Check] | None = None,
     print_line: Callable[[str], None] = print,
 ) -> int:

@@ -75,7 +75,7 @@ def _train(
 
     model, tokenizer = policy.load(model_folder, number_format)
     start = _adapter(model)
-    trainer = policy.make_trainer(
+    trainer = policy.make_test_trainer(
         model,
         tokenizer,
         folder,

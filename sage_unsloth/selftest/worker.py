@@ -16,7 +16,7 @@ from sage_unsloth.runs.files import append_jsonl
 FINDINGS = "findings.jsonl"
 
 
-def main() -> int:
+def run_check() -> int:
     """Runs the check in FOLDER/work and writes each finding at once."""
     folder, function, arguments = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     work = folder / "work"
@@ -32,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_check())

@@ -12,21 +12,21 @@ def add_study(commands: Any) -> None:
     """Adds the parser of `study`."""
     parser = commands.add_parser(
         "study",
-        help="is one method better than another on your task: methods x strengths x training "
-        "seeds, each with pass@k, and what the differences say",
+        help="test whether one method is better than another on your task: methods x strengths x "
+        "training seeds, compared by pass@k",
     )
     parser.add_argument(
         "--methods",
         nargs="+",
         default=[],
         metavar="NAME[=VALUES][:SETTING=VALUES]",
-        help="rows of train --list or module:name of your own, with values of their strength or "
-        "of any numeric setting, several with commas between: grpo=0.05 pkpo:k=4 "
+        help="algorithms of train --list or your own module:name, with values of their strength or "
+        "of any numeric setting, separated by commas: grpo=0.05,0.2 pkpo:k=4 "
         "sage-branch:threshold=.8:ratio=.1; the first point is the baseline",
     )
     parser.add_argument("--seeds", type=int, metavar="COUNT", help="training seeds of each point")
     parser.add_argument(
-        "--first-seed", type=int, default=1, help="the seeds count from here (default: %(default)s)"
+        "--first-seed", type=int, default=1, help="first training seed (default: %(default)s)"
     )
     parser.add_argument(
         "--claims",
@@ -34,8 +34,8 @@ def add_study(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="A>B@K",
-        help="the comparisons that the study is run for, in quotes: 'maxrl>grpo@K'; name "
-        "them before the first run, because Holm's correction is over these",
+        help="the comparisons that the study should decide, in quotes: 'maxrl>grpo@K'; name them "
+        "before the first run, because Holm's correction covers only these",
     )
     parser.add_argument(
         "--from",
@@ -53,7 +53,7 @@ def add_study(commands: Any) -> None:
     )
     parser.add_argument(
         "--task",
-        help="in place of --from, --data and --benchmarks: arithmetic, the embedded task, or "
+        help="instead of --from, --data and --benchmarks: arithmetic (the embedded task), or "
         "module:name of a function that returns a Task",
     )
     parser.add_argument(
@@ -67,40 +67,40 @@ def add_study(commands: Any) -> None:
     add_columns(parser)
     add_prompt(parser)
     parser.add_argument(
-        "--group", metavar="COLUMN", help="column of the benchmarks that is reported by its values"
+        "--group", metavar="COLUMN", help="also report each value of this benchmark column"
     )
     parser.add_argument(
         "--guess",
-        help="the chance of a blind attempt: a number, a column of the benchmarks, or answers: the "
-        "answer of a training row, drawn at random (default: answers)",
+        help="chance of a blind guess: a number, a column of the benchmarks, or answers, which "
+        "guesses the answer of a random training row (default: answers)",
     )
     parser.add_argument(
         "--n", type=int, help="samples of each problem; pass@k is reported up to half of it"
     )
-    parser.add_argument("--temperature", type=float, help="of the evaluation (default: training's)")
+    parser.add_argument(
+        "--temperature", type=float, help="temperature of the evaluation (default: training's)"
+    )
     parser.add_argument(
         "--free",
         nargs="*",
         metavar="LINE",
-        help="lines of the baseline that cost sampling and no training: early, scale, temperature "
-        "(default: all; the mixture with the start model costs nothing and is always there)",
+        help="variants of the baseline that need sampling but no training: early, scale, "
+        "temperature (default: all; the mixture with the start model is free and always included)",
     )
     add_set(parser, "settings of every run, as in train")
     add_processes(parser)
     parser.add_argument(
         "--out",
         default="runs/study",
-        help="folder; the same command resumes, and takes more methods and seeds "
-        "(default: %(default)s)",
+        help="folder; the same command resumes, and may add methods and seeds (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--report", action="store_true", help="only report on the seeds that are complete"
     )
+    parser.add_argument("--reduced", action="store_true", help="fewer methods and seeds by default")
     parser.add_argument(
-        "--reduced", action="store_true", help="fewer methods and seeds where none are given"
-    )
-    parser.add_argument(
-        "--smoke", action="store_true", help="a size that only shows that everything works"
+        "--smoke", action="store_true", help="a minimal size that only checks that everything works"
     )
     parser.set_defaults(act=_act)
 
@@ -108,7 +108,7 @@ def add_study(commands: Any) -> None:
 def _act(options: argparse.Namespace) -> int:
     from sage_unsloth.grading.verifiers import get_verifier
     from sage_unsloth.runs.settings import parse_settings
-    from sage_unsloth.study.plan import FREE
+    from sage_unsloth.study.plan import FREE_VARIANTS
     from sage_unsloth.study.runner import study
     from sage_unsloth.training.rlvr_config import RlvrConfig
     from sage_unsloth.training.setting_options import naming_options
@@ -148,7 +148,7 @@ def _act(options: argparse.Namespace) -> int:
         seeds=options.seeds,
         first_seed=options.first_seed,
         claims=options.claims,
-        free=FREE if options.free is None else options.free,
+        free=FREE_VARIANTS if options.free is None else options.free,
         processes=options.processes,
         reduced=options.reduced,
         smoke=options.smoke,

@@ -38,7 +38,7 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Node:
+class LineNode:
     """A place on a line: its label, its position, and pass@1 and pass@k."""
 
     label: str
@@ -57,18 +57,22 @@ def free_lines(tables: Tables, k: int, strengths: Sequence[tuple[float, str]]) -
     baseline = tables.place(tables.baseline, k)
     lines = {
         # Neighbouring mixtures differ by one attempt: the position is not a strength.
-        MIXTURE: [Node(f"{m} of {k} by the start model", m, tables.mixed(m, k)) for m in range(k)]
-        + [Node(START, k, tables.place(START, k))]
+        MIXTURE: [
+            LineNode(f"{m} of {k} by the start model", m, tables.mixed(m, k)) for m in range(k)
+        ]
+        + [LineNode(START, k, tables.place(START, k))]
     }
     for kind in (SCALE, TEMPERATURE, EARLY):
         places = tables.variant_places(kind, k)
         if not places:
             continue
-        nodes = [Node(f"{kind} {value:g}", value, place) for value, place in places.items()]
-        nodes.append(Node(tables.baseline, _own_position(tables, kind), baseline))
+        nodes = [LineNode(f"{kind} {value:g}", value, place) for value, place in places.items()]
+        nodes.append(LineNode(tables.baseline, _own_position(tables, kind), baseline))
         lines[kind] = sorted(nodes, key=lambda node: node.position)
     if len(strengths) > 1:
-        lines[STRENGTH] = [Node(point, value, tables.place(point, k)) for value, point in strengths]
+        lines[STRENGTH] = [
+            LineNode(point, value, tables.place(point, k)) for value, point in strengths
+        ]
     return lines
 
 
@@ -82,7 +86,9 @@ def _own_position(tables: Tables, kind: str) -> float:
     return float(len(tables.of(tables.baseline)[0]["training"]["reward"]))
 
 
-def distance_to_line(point: Place, nodes: Sequence[Node], steps: bool) -> CrossedEstimate | None:
+def distance_to_line(
+    point: Place, nodes: Sequence[LineNode], steps: bool
+) -> CrossedEstimate | None:
     """pass@k of a point minus that of a line at its pass@1; None if the line has no value there.
 
     Args:
@@ -101,7 +107,7 @@ def distance_to_line(point: Place, nodes: Sequence[Node], steps: bool) -> Crosse
 
 
 def above_lines(
-    tables: Tables, point: str, lines: dict[str, list[Node]], k: int
+    tables: Tables, point: str, lines: dict[str, list[LineNode]], k: int
 ) -> dict[str, CrossedEstimate]:
     """The distance of a point to each line that has a value at its pass@1."""
     place = tables.place(point, k)
@@ -122,7 +128,7 @@ def envelope(distances: dict[str, CrossedEstimate]) -> tuple[str, CrossedEstimat
     return name, distances[name]
 
 
-def means_of(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+def means_of(nodes: Sequence[LineNode]) -> list[dict[str, Any]]:
     """The nodes of a line as dicts: label, mean pass@1 and mean pass@k."""
     return [
         {

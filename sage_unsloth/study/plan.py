@@ -9,7 +9,7 @@ from sage_unsloth.planning.plan import duration
 from sage_unsloth.runs.files import read_json
 from sage_unsloth.study.points import START, Claim, Point
 from sage_unsloth.study.tasks import Task
-from sage_unsloth.training.quickstart_plan import SECONDS
+from sage_unsloth.training.quickstart_plan import UNIT_SECONDS
 from sage_unsloth.training.side_by_side import Job
 
 SERIES = {
@@ -25,9 +25,9 @@ SERIES = {
 }
 """Columns of a run's training series, and the trainer's names for them."""
 EARLY, SCALE, TEMPERATURE = "early", "scale", "temperature"
-FREE = (EARLY, SCALE, TEMPERATURE)
+FREE_VARIANTS = (EARLY, SCALE, TEMPERATURE)
 """Variants of the baseline's runs that need samples but no training."""
-SCALES, TEMPERATURES, PARTS = (0.75, 0.5, 0.25), (1.3,), (0.5, 0.25)
+LORA_SCALES, TEMPERATURES, STEP_FRACTIONS = (0.75, 0.5, 0.25), (1.3,), (0.5, 0.25)
 """Factors of the LoRA, of the evaluation's temperature, and of the number of steps."""
 MORE = 4
 """How many times more samples the start model gets: its noise is in every difference to it."""
@@ -43,7 +43,7 @@ class Plan:
         points: the first one is the baseline.
         seeds: training seeds of every point.
         claims: registered before the runs.
-        free: of `FREE`.
+        free: of `FREE_VARIANTS`.
     """
 
     task: Task
@@ -51,7 +51,7 @@ class Plan:
     points: tuple[Point, ...]
     seeds: tuple[int, ...]
     claims: tuple[Claim, ...] = ()
-    free: tuple[str, ...] = FREE
+    free: tuple[str, ...] = FREE_VARIANTS
 
     @property
     def baseline(self) -> Point:
@@ -77,14 +77,16 @@ class Plan:
         config = self.baseline.configure(self.task.rlvr, self.task.common)[0]
         if EARLY not in self.free or config.full_finetuning:
             return []
-        return sorted({round(part * config.max_steps) for part in PARTS} - {0, config.max_steps})
+        return sorted(
+            {round(part * config.max_steps) for part in STEP_FRACTIONS} - {0, config.max_steps}
+        )
 
     def variants(self) -> list[tuple[str, float]]:
         """The free variants of a baseline's run, (kind, value)."""
         config = self.baseline.configure(self.task.rlvr, self.task.common)[0]
         values: list[tuple[str, float]] = [(EARLY, float(step)) for step in self.early_steps()]
         if SCALE in self.free and not config.full_finetuning:
-            values += [(SCALE, scale) for scale in SCALES]
+            values += [(SCALE, scale) for scale in LORA_SCALES]
         if TEMPERATURE in self.free and not config.full_finetuning:
             temperature = self.task.sampling.temperature
             values += [(TEMPERATURE, round(temperature * t, 4)) for t in TEMPERATURES]
@@ -207,9 +209,9 @@ def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
     text = f"{len(jobs)} processes left: {steps:,} steps and {completions:,} completions to grade"
     pace = measured_pace(plan)
     if not pace:
-        return f"{text}. How long that takes is known after the first run."
+        return f"{text}. The time is estimated after the first run."
     seconds = steps * pace["step"] + completions * pace["completion"]
-    seconds = (seconds + len(jobs) * SECONDS["start"]) / count
+    seconds = (seconds + len(jobs) * UNIT_SECONDS["start"]) / count
     whose = f"the pace of {pace['run']}" if "run" in pace else "the pace of an idle core"
     return f"{text}: about {duration(seconds)}, {count} at a time, at {whose}."
 

@@ -14,7 +14,7 @@ from sage_unsloth.study.plan import Plan
 from sage_unsloth.study.points import START
 from sage_unsloth.study.records import collect, write_records
 from sage_unsloth.study.report import make_report
-from sage_unsloth.study.text import conditions, markdown, summary
+from sage_unsloth.study.text import conditions, report_markdown, summary
 
 GREY = "#888888"
 
@@ -29,7 +29,7 @@ def publish(plan: Plan, show: Callable[[str], object]) -> dict[str, Any]:
     report = make_report(data)
     write_records(plan.out / "records.json", data)
     write_json(plan.out / "report.json", report)
-    write_text(plan.out / "report.md", markdown(report))
+    write_text(plan.out / "report.md", report_markdown(report))
     draw(report, plan.out)
     show(f"\n{summary(report)}\n")
     show(f"Written to {plan.out}: report.md, records.json, report.json, frontier.png, runs/")

@@ -18,7 +18,7 @@ from sage_unsloth.models.weights import model_identity
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import open_run
-from sage_unsloth.study.plan import FREE, Plan, completed_runs, cost_text, plan_text
+from sage_unsloth.study.plan import FREE_VARIANTS, Plan, completed_runs, cost_text, plan_text
 from sage_unsloth.study.points import Claim, find_twin, parse_claims, parse_methods
 from sage_unsloth.study.publish import publish
 from sage_unsloth.study.tasks import Task, get_task, own_task, shrink
@@ -43,7 +43,7 @@ def study(
     seeds: int | None = None,
     first_seed: int = 1,
     claims: Sequence[str] = (),
-    free: Sequence[str] = FREE,
+    free: Sequence[str] = FREE_VARIANTS,
     processes: int | None = None,
     reduced: bool = False,
     smoke: bool = False,
@@ -59,24 +59,26 @@ def study(
     Args:
         out: folder; a later call may add methods, seeds and claims.
         methods: see `points`; the first point is the baseline.
-        task: an embedded task, `module:name`, or a `Task`; None for data of your own.
-        seeds: training seeds of every point.
-        first_seed: the seeds count from here.
-        claims: `A>B@K`, the comparisons that the study is run for.
-        free: variants of the baseline without training, from `plan.FREE`.
+        task: an embedded task, `module:name`, or a `Task`; None for your own data.
+        seeds: number of training seeds of every point.
+        first_seed: the first of these seeds.
+        claims: the comparisons that the study should decide, each as `A>B@K`.
+        free: variants of the baseline without training, from `plan.FREE_VARIANTS`.
         processes: runs at a time; None for as many as cores and memory allow.
         reduced: fewer methods and seeds by default.
-        smoke: a size that only shows that everything works.
-        report_only: report on the seeds that are complete.
+        smoke: a minimal size that only checks that everything works.
+        report_only: only report on the seeds that are complete.
         show: called with each text for the terminal.
-        own: arguments of `tasks.own_task`, for data of your own.
+        own: arguments of `tasks.own_task`, for your own data.
 
     Raises:
-        ValueError: bad input, named before anything is trained; another study's folder.
-        SideBySideError: a run failed; complete runs stay, and the next call resumes.
+        ValueError: invalid input, before anything is trained, or the folder of another study.
+        SideBySideError: a run failed; complete runs remain, and the next call resumes.
     """
-    if unknown := set(free) - set(FREE):
-        raise ValueError(f"--free must be of {', '.join(FREE)}, got {', '.join(sorted(unknown))}")
+    if unknown := set(free) - set(FREE_VARIANTS):
+        raise ValueError(
+            f"--free must be of {', '.join(FREE_VARIANTS)}, got {', '.join(sorted(unknown))}"
+        )
     count = seeds if seeds is not None else REDUCED_SEEDS if reduced else SEEDS
     if count < 1:
         raise ValueError(f"--seeds must be >= 1, got {count}")
@@ -100,14 +102,14 @@ def study(
         point.configure(task.rlvr, task.common)
     plan = replace(plan, claims=tuple(parse_claims(claims, points, plan.ks)))
     with exclusive_lock(plan.out):
-        open_run(plan.out, settings_of(task))
+        open_run(plan.out, study_settings(task))
         plan = name_claims(plan)
         if not report_only:
             run_jobs(plan, processes, show)
         return publish(plan, show)
 
 
-def settings_of(task: Task) -> dict[str, Any]:
+def study_settings(task: Task) -> dict[str, Any]:
     """The settings that must be equal to resume a study, whatever it compares."""
     rlvr = asdict(task.rlvr)
     del rlvr["seed"]  # each run's own
@@ -166,7 +168,7 @@ def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -
         return
     show(plan_text(plan, count, why))
     show(cost_text(plan, left, count))
-    show("Stop it whenever you like: the same command resumes it.\n")
+    show("You can stop at any time: the same command resumes.\n")
     cores = len(os.sched_getaffinity(0))
     threads = 1 if plan.task.is_small or has_gpu() else max(1, cores // count)
     said: list[str] = []

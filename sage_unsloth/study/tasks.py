@@ -116,7 +116,7 @@ def get_task(name: str) -> Task:
 
 
 def shrink(task: Task) -> Task:
-    """The same at a size that only shows that everything works; its figures mean nothing."""
+    """The same at a size that only checks that everything works; its figures mean nothing."""
     few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
     benchmarks = tuple(
         replace(benchmark, rows=_few(benchmark.rows)) for benchmark in task.benchmarks[:1]
@@ -200,7 +200,7 @@ def own_task(
         guess: the chance of a blind attempt: a number, a column, or `answers`, which answers with
             the answer of a training row.
         sampling: fields of `SamplingConfig`.
-        smoke: a size that only shows that everything works.
+        smoke: a size that only checks that everything works.
         show: is given what was read.
         settings: fields of `RlvrConfig`, in place of the preset's and of every algorithm's.
 

@@ -1,13 +1,14 @@
 """The report of a study as text: first what each method gains and loses, then the tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sage_unsloth.figures import table_text
+from sage_unsloth.runs.text import markdown_table
 from sage_unsloth.study.chord import LARGEST_STEP
 from sage_unsloth.study.free_lines import TITLES
 from sage_unsloth.study.points import START
-from sage_unsloth.study.verdicts import LARGEST_SHARE, MATTERS
+from sage_unsloth.study.verdicts import MATTERS, MAX_GUESS_SHARE
 
 NO_VALUE = "–"
 
@@ -24,11 +25,6 @@ def cell(result: Mapping[str, float] | None, sign: bool = True) -> str:
 
 def _number(value: float, sign: bool = False) -> str:
     return (f"{value:+.3f}" if sign else f"{value:.3f}").replace("0.", ".", 1)
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def conditions(report: Mapping[str, Any]) -> str:
@@ -51,8 +47,8 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
     name, item = next(iter(report["sets"].items()))
     baseline, k = report["baseline"], str(item["k"])
     lines = [
-        f"On {name}, {item['num_problems']} problems; k = {k} is the largest that guessing does "
-        "not reach."
+        f"On {name}, {item['num_problems']} problems; k = {k} is the largest that blind guessing "
+        "cannot reach."
     ]
     for point, row in item["points"].items():
         if point == START:
@@ -63,12 +59,12 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
             beside = row["to_lines"].get(k)
             if beside and "line" in beside:
                 parts.append(
-                    f"beside what needs no other method ({TITLES[beside['line']]}, the highest "
-                    f"line at its pass@1) pass@{k} {cell(beside)}: "
+                    f"compared with what needs no other method ({TITLES[beside['line']]}, the "
+                    f"highest line at its pass@1) pass@{k} {cell(beside)}: "
                     f"{row['verdicts'][f'to_lines@{k}']}"
                 )
             elif beside:
-                parts.append(f"beside what needs no other method: {beside['why']}")
+                parts.append(f"compared with what needs no other method: {beside['why']}")
         lines.append(f"**`{point}`**: " + "; ".join(parts) + ".")
     return lines
 
@@ -83,31 +79,31 @@ def claim_lines(report: Mapping[str, Any]) -> list[str]:
     """The registered comparisons that survive, and the number of other differences."""
     claims = report["claims"]
     others = (
-        f"{report['comparisons']} differences have an interval here, each 95 % by itself: one in "
-        "twenty misses by chance."
+        f"{report['comparisons']} differences have a 95 % interval here; each by itself misses the "
+        "true value in one of twenty cases."
     )
     if not claims:
-        return [f"No comparison was named (`--claims`), so none is confirmed. {others}"]
+        return [f"No claim was named (`--claims`), so no difference is confirmed. {others}"]
     which = ", ".join(f"`{row['claim']}`" for row in claims if row["holds"]) or "none"
     late = [row["claim"] for row in claims if row["runs_complete"]]
-    texts = [f"Of {len(claims)} named, these hold after Holm's correction: {which}. {others}"]
+    texts = [f"Of {len(claims)} claims, these hold after Holm's correction: {which}. {others}"]
     if late:
-        texts.append(f"Named when runs were complete already: {', '.join(late)}.")
+        texts.append(f"Named only after runs were complete: {', '.join(late)}.")
     return texts
 
 
-def markdown(report: Mapping[str, Any]) -> str:
+def report_markdown(report: Mapping[str, Any]) -> str:
     """`report.md`."""
-    seeds = "training seeds and problems at once" if len(report["seeds"]) > 1 else "problems alone"
+    seeds = "training seeds and problems" if len(report["seeds"]) > 1 else "problems only"
     parts = [
         f"# Study: {report['title']}",
         "\n\n".join(answer_lines(report)),
         "\n\n".join(claim_lines(report)),
         "![frontier](frontier.png)",
         f"{conditions(report)}.",
-        f"[ ]: 95 % over {seeds}; differences are paired by both. The start model was not trained, "
-        f"so its interval is over problems alone. A mean without an interval is of equal "
-        "counts, which do not say how much a problem could differ. A difference below "
+        f"[ ]: 95 % interval over {seeds}; differences are paired by both. The start model was not "
+        "trained, so its interval is over problems only. A mean without an interval is of equal "
+        "counts, which do not show how much a problem could differ. A difference below "
         f"{MATTERS:g} counts as none.",
     ]
     if report["claims"]:
@@ -152,7 +148,7 @@ def _set_parts(report: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
     parts = [
         f"{item['num_problems']} problems"
         + (f" in {item['num_units']} units" if item["num_units"] != item["num_problems"] else "")
-        + f", {samples[report['baseline']]} samples of each, of the start model {samples[START]}.",
+        + f", {samples[report['baseline']]} samples of each, {samples[START]} for the start model.",
         markdown_table(level_table(item)),
         "Minus the start model:",
         markdown_table(difference_table(item, "to_start")),
@@ -169,7 +165,7 @@ def _set_parts(report: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
     if item["detectable"] and any(item["detectable"].values()):
         result = ", ".join(f"pass@{k} {value:.3f}" for k, value in item["detectable"].items())
         parts.append(
-            f"A true difference to the baseline that this design finds 4 times in 5: {result}."
+            f"True differences from the baseline that this design detects 4 times in 5: {result}."
         )
     return parts
 
@@ -203,8 +199,8 @@ def _guess_parts(item: Mapping[str, Any]) -> list[str]:
         for k, row in item["ks"].items()
     ]
     return [
-        "pass@k of attempts that never look at the problem. Where they have "
-        f"{LARGEST_SHARE:.0%} of the start model's pass@k or more, no verdict is given.",
+        "pass@k of guesses that never look at the problem. If they reach "
+        f"{MAX_GUESS_SHARE:.0%} of the start model's pass@k, that k gets no verdict.",
         markdown_table(rows),
     ]
 
@@ -250,12 +246,12 @@ def _dose_parts(report: Mapping[str, Any]) -> list[str]:
     ]
     off = [f"`{row['point']}`" for row in report["dose"] if row["no_verdict"]]
     return [
-        "What each guide did in training, means over seeds and steps. What that could change "
+        "How each guide acted in training, as means over seeds and steps. How much it could change "
         "follows from the slope of the same method's line over β without the guide. The last two "
-        "columns are of completions of the start model, before training. Σ log q is in nats.",
+        "columns are for completions of the start model, before training. Σ log q is in nats.",
         markdown_table(rows),
-        *([f"Paid wrong completions more than correct ones: {', '.join(pays)}."] if pays else []),
-        *([f"No verdict on {', '.join(off)}: the guide did nearly nothing."] if off else []),
+        *([f"Favoured wrong completions over correct ones: {', '.join(pays)}."] if pays else []),
+        *([f"No verdict on {', '.join(off)}: the guide did almost nothing."] if off else []),
     ]
 
 

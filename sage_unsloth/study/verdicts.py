@@ -63,7 +63,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 # --- guessing ---
 
-LARGEST_SHARE = 0.8
+MAX_GUESS_SHARE = 0.8
 """Share of the start model's pass@k from which guessing explains too much for a verdict."""
 
 
@@ -74,7 +74,7 @@ def says_something(bound: float, start: float) -> bool:
         bound: mean pass@k of blind attempts.
         start: the start model's mean pass@k.
     """
-    return bound < LARGEST_SHARE * start
+    return bound < MAX_GUESS_SHARE * start
 
 
 def main_k(rows: Mapping[str, Mapping[str, Any]]) -> int:

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import sys
 
-from sage_unsloth.trainers.trainer_names import MISSING
+from sage_unsloth.trainers.trainer_names import UNSLOTH_MISSING
 
 UNSLOTH, TRL = "unsloth", "trl"
 BACKENDS = (UNSLOTH, TRL)
@@ -57,7 +57,7 @@ def check_backend(expected: str) -> None:
     if expected not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {expected!r}")
     if not is_installed(expected):
-        raise ValueError(MISSING if expected == UNSLOTH else NO_TRL)
+        raise ValueError(UNSLOTH_MISSING if expected == UNSLOTH else NO_TRL)
     if expected == TRL and UNSLOTH in sys.modules:
         raise ValueError(
             "backend='trl' needs a process that never imported Unsloth, which replaces "

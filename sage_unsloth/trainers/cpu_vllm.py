@@ -23,7 +23,7 @@ NEWEST = "vllm._C"
 """The library for CPUs with AVX-512 and its bfloat16 instructions."""
 
 
-def is_installed() -> bool:
+def has_cpu_vllm() -> bool:
     """Whether the installed vLLM is one for CPUs."""
     if importlib.util.find_spec("vllm") is None:
         return False
@@ -41,7 +41,7 @@ def keep_one_library() -> None:
     import torch
 
     newest = torch.cpu._is_avx512_supported() and torch.cpu._is_avx512_bf16_supported()
-    if newest or NEWEST in sys.modules or not is_installed():
+    if newest or NEWEST in sys.modules or not has_cpu_vllm():
         return
     stand_in = types.ModuleType(NEWEST)
     stand_in.__spec__ = importlib.machinery.ModuleSpec(NEWEST, loader=None)

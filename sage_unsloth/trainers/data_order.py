@@ -16,7 +16,7 @@ from sage_unsloth.trainers import trainer_names as names
 from sage_unsloth.trainers.listening import listening
 from sage_unsloth.trainers.trainer_names import ContractError
 
-NEEDED = ("shuffle", "generator", "num_samples")
+SAMPLER_ATTRIBUTES = ("shuffle", "generator", "num_samples")
 
 
 @contextmanager
@@ -29,12 +29,12 @@ def keep_row_order(trainer: Any) -> Iterator[None]:
 
     def make(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         sampler = proceed(*args, **kwargs)
-        missing = [name for name in NEEDED if not hasattr(sampler, name)]
+        missing = [name for name in SAMPLER_ATTRIBUTES if not hasattr(sampler, name)]
         if missing and getattr(sampler, "shuffle", True):
             raise ContractError(
                 f"{names.SAMPLER} must return a sampler whose order can be kept",
                 actual=f"{type(sampler).__name__} without {', '.join(missing)}",
-                expected=NEEDED,
+                expected=SAMPLER_ATTRIBUTES,
             )
         return _PassByPass(sampler, trainer) if sampler.shuffle else sampler
 

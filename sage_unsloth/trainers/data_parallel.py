@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 
-WHOLE = ("NO", "MULTI_GPU", "MULTI_CPU")
+REPLICATED_KINDS = ("NO", "MULTI_GPU", "MULTI_CPU")
 """Kinds of accelerate in which each process holds the whole model."""
 SPLIT = ("FSDP", "DEEPSPEED")
 """Kinds in which each process holds a part."""
@@ -21,8 +21,8 @@ def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
     Args:
         whole_model: each process must hold the whole model, as Unsloth's trainer needs it.
     """
-    result, kind = accelerator.num_processes, kind_of(accelerator)
-    known = WHOLE if whole_model else WHOLE + SPLIT
+    result, kind = accelerator.num_processes, parallelism(accelerator)
+    known = REPLICATED_KINDS if whole_model else REPLICATED_KINDS + SPLIT
     if result == world_size() and (result == 1 or kind in known[1:]):
         return
     if whole_model:
@@ -40,7 +40,7 @@ def check_data_parallel(accelerator: Any, *, whole_model: bool) -> None:
 
 def shares_model(accelerator: Any) -> bool:
     """Whether each process holds only a part of the model."""
-    return kind_of(accelerator) in SPLIT
+    return parallelism(accelerator) in SPLIT
 
 
 def own_part(tensor: "torch.Tensor") -> "torch.Tensor":
@@ -50,7 +50,7 @@ def own_part(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def kind_of(accelerator: Any) -> str:
+def parallelism(accelerator: Any) -> str:
     """The kind of parallelism, by its name in accelerate."""
     return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
 

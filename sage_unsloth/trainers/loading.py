@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sage_unsloth.trainers import cpu_vllm, switches
-from sage_unsloth.trainers.trainer_names import COMPUTE_LOSS, LOSS, MISSING, ContractError
+from sage_unsloth.trainers.trainer_names import COMPUTE_LOSS, LOSS, UNSLOTH_MISSING, ContractError
 
 
 def load_unsloth(*, standby: bool = False) -> types.ModuleType:
@@ -28,7 +28,7 @@ def load_unsloth(*, standby: bool = False) -> types.ModuleType:
         ContractError: Unsloth did not generate a trainer and TRL's own is in its place.
     """
     if "unsloth" not in sys.modules and importlib.util.find_spec("unsloth") is None:
-        raise ValueError(MISSING)
+        raise ValueError(UNSLOTH_MISSING)
     if standby:
         switches.use_standby()
     if not torch.cuda.is_available():

@@ -19,7 +19,7 @@ SAMPLER = "_get_train_sampler"
 COMPUTE_LOSS = "compute_loss"
 STEP = "training_step"
 # Their attributes.
-METRICS = "_metrics"
+METRICS_ATTRIBUTE = "_metrics"
 """Lists of values by mode ("train", "eval") and name; averaged and emptied at each log."""
 TABLE = "_logs"
 """Data of the table of completions."""
@@ -92,7 +92,7 @@ HEAD_KERNEL = "_ChunkedLogProbFunction"
 HEAD_CHOICE = "_use_triton"
 """From TRL 1.16 on: it chooses by the device."""
 
-MISSING = (
+UNSLOTH_MISSING = (
     "Unsloth's trainer needs the package unsloth, which is not installed (pip install "
     "sage_unsloth). Or use TRL's own trainer without it: backend=trl"
 )
@@ -100,7 +100,7 @@ MISSING = (
 
 def metrics_of(trainer: Any, mode: str) -> Any:
     """The lists whose means the trainer logs, by name."""
-    return getattr(trainer, METRICS)[mode]
+    return getattr(trainer, METRICS_ATTRIBUTE)[mode]
 
 
 class ContractError(RuntimeError):

@@ -21,7 +21,7 @@ KL = "other places and estimators of the KL"
 EXACT = "the exact gradient"
 PASS_AT_K = "pass@k: other advantages"
 DIVERSITY = "against a collapse of entropy"
-GROUPS = (PAPER, GUIDES, KL, EXACT, PASS_AT_K, DIVERSITY)
+ALGORITHM_GROUPS = (PAPER, GUIDES, KL, EXACT, PASS_AT_K, DIVERSITY)
 """In the order of `train --list`."""
 _DAPO = (
     "clip and normalisation of DAPO (not its dynamic sampling, overlong filtering or overlong "
@@ -290,5 +290,7 @@ _ROWS = (
         description="grpo and an entropy bonus of .001 nats a token, as nsr's paper leaves on",
     ),
 )
-ALGORITHMS = {row.name: row for row in sorted(_ROWS, key=lambda row: GROUPS.index(row.group))}
+ALGORITHMS = {
+    row.name: row for row in sorted(_ROWS, key=lambda row: ALGORITHM_GROUPS.index(row.group))
+}
 """Every row of this package, by its name, in the order of its groups."""

@@ -93,7 +93,7 @@ def _brought() -> dict[str, Brought]:
     return brought_algorithms(frozenset(ALGORITHMS))
 
 
-def markdown_table() -> str:
+def algorithm_table() -> str:
     what = "which gradient, or what it isolates"
     rows = [
         ("algorithm", "changes against grpo", what, "group", "row of the paper"),

@@ -27,7 +27,7 @@ PLANNED_BY_TRL = {
 """Fields of `planning.setup.Setup` for TRL's own trainer, whose loss keeps no logits."""
 
 
-def check_trl(config: RlvrConfig) -> None:
+def check_trl_config(config: RlvrConfig) -> None:
     """Raises ValueError for settings that the chosen backend does not support."""
     if config.backend != TRL:
         if config.rollouts == "server":

@@ -58,10 +58,10 @@ class CardPlan:
 
 
 def plan_for_card(*models: str | Path, memory: float | None = None) -> CardPlan:
-    """The settings with which the first of these models fits the GPU.
+    """Settings for the first of these models that fits on the GPU.
 
-    Every model is tried with 16-bit weights before any with 4 bits. Without a GPU the embedded
-    model is trained, or a folder with a model as small.
+    All models are tried with 16-bit weights first, then with 4 bits. Without a GPU the choice is
+    the embedded model, or a folder with a model as small.
 
     Args:
         models: presets or hub ids, the preferred one first. A `Path` is a folder of another

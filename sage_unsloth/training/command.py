@@ -17,8 +17,8 @@ from sage_unsloth.training.setting_options import (
 from sage_unsloth.training.sft_config import SftConfig
 
 EPILOG = (
-    "Defaults are the paper's. A model's preset and the GPU may set others, and an algorithm its "
-    "own; what you give wins."
+    "Defaults are the paper's. The model's preset, the GPU and the algorithm may change them. Your "
+    "options override all of these."
 )
 
 
@@ -95,7 +95,7 @@ def add_train(commands: Any) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="train even if every preflight group got equal rewards",
+        help="train even if every group of the preflight is dead (equal rewards)",
     )
     groups[OBJECTIVE].add_argument(
         "--reward",
@@ -168,8 +168,8 @@ def _add_stage(
     )
     groups[DATA].add_argument(
         "--data",
-        help=f"{corpus}, arithmetic, a FILE of your own (.jsonl, .json, .parquet, .csv), "
-        "OWNER/NAME[:CONFIG] of the hub, or reasoning-gym:TASK "
+        help=f"{corpus}, arithmetic, your own FILE (.jsonl, .json, .parquet, .csv), "
+        "OWNER/NAME[:CONFIG] on the hub, or reasoning-gym:TASK "
         f"(default: {corpus}; the embedded model has its own)",
     )
     groups[DATA].add_argument(
@@ -182,8 +182,8 @@ def _add_stage(
         "--limit",
         type=int,
         metavar="N",
-        help="rows of the data to read, the first ones, before the filters (default: all; of dapo "
-        "the paper's 2,000)",
+        help="read only the first N rows, before the filters (default: all; for dapo the paper's "
+        "2,000)",
     )
     add_columns(groups[DATA])
     add_prompt(groups[DATA])
@@ -191,13 +191,13 @@ def _add_stage(
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="options from a .yaml or .toml file, or a run's run.json, which repeats that run",
+        help="read options from a .yaml or .toml file, or repeat the run of a run.json",
     )
     add_set(parser, "settings by name: NAME=VALUE is --NAME VALUE")
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a run of half a minute; only shows that everything works",
+        help="a run of half a minute that only checks that everything works",
     )
     return parser, groups
 

@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.grading.checker import Grade
-from sage_unsloth.models.scoring import score
+from sage_unsloth.models.scoring import LOGITS_AT_ONCE, score
 from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.files import read_jsonl, write_json
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 from sage_unsloth.training.policy_engine import preserve_random_state
-from sage_unsloth.training.preflight import SAMPLES, chosen_rows
+from sage_unsloth.training.preflight import PREFLIGHT_SAMPLES, chosen_rows
 
 if TYPE_CHECKING:
     from sage_unsloth.objective.guide_dose import GuideDose
     from sage_unsloth.objective.protocols import Guide
     from sage_unsloth.training.rlvr_config import RlvrConfig
 
-REPORT = "guide_dose.json"
-LOGITS_AT_ONCE = 2**28
-"""Largest number of logits in one forward pass: half a GiB in 16 bits."""
+DOSE_FILE = "guide_dose.json"
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +102,7 @@ def report_dose(
     rows: Sequence[dict],
     folder: Path,
 ) -> None:
-    """Logs the dose on the completions of the preflight, and writes `REPORT`.
+    """Logs the dose on the completions of the preflight, and writes `DOSE_FILE`.
 
     Skipped for a guide that needs a teacher, which is not among the signals yet. Training is not
     changed by it (`policy_engine.preserve_random_state`).
@@ -121,7 +119,7 @@ def report_dose(
         # Dropout off; the context puts the mode back.
         model.eval()
         dose = guide_dose(
-            read_jsonl(folder / SAMPLES),
+            read_jsonl(folder / PREFLIGHT_SAMPLES),
             guide,
             model,
             tokenizer,
@@ -132,5 +130,5 @@ def report_dose(
         )
     text = dose_text(dose, config.beta, config.credit)
     settings = {"beta": config.beta, "credit": config.credit, "text": text}
-    write_json(folder / REPORT, asdict(dose) | settings)
+    write_json(folder / DOSE_FILE, asdict(dose) | settings)
     logger.info("Preflight: %s", text)

@@ -42,7 +42,7 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rollout_engine import rollout_sampling
 from sage_unsloth.training.rows import METRICS, held_out_curve
 
-FOLDER, BEST = "held-out", "best"
+HELD_OUT_FOLDER, BEST = "held-out", "best"
 PROBLEMS = "problems.json"
 """In `held-out/`: the rows, by the ids in the completions."""
 NOTE = "evaluation.json"
@@ -92,8 +92,8 @@ class HeldOut:
         log = self.folder / METRICS
         self.curve = held_out_curve(read_jsonl(log) if log.exists() else [], step)
         if rank() == 0:
-            (self.folder / FOLDER).mkdir(exist_ok=True)
-            write_json(self.folder / FOLDER / PROBLEMS, [dict(row) for row in self.rows])
+            (self.folder / HELD_OUT_FOLDER).mkdir(exist_ok=True)
+            write_json(self.folder / HELD_OUT_FOLDER / PROBLEMS, [dict(row) for row in self.rows])
             self._restore_best(step)
         wait_for_all()
         return self.after(step) if is_due(self.config, self.curve, step) else {}
@@ -133,7 +133,7 @@ class HeldOut:
     def saved(self, checkpoint: Path) -> None:
         """Copies the best adapter so far into a checkpoint, for a run that resumes there."""
         if (self.folder / BEST).is_dir():
-            place = checkpoint / FOLDER / BEST
+            place = checkpoint / HELD_OUT_FOLDER / BEST
             shutil.rmtree(place, ignore_errors=True)
             # Hard links, since each checkpoint holds the best adapter so far.
             shutil.copytree(self.folder / BEST, place, copy_function=_link)
@@ -160,7 +160,7 @@ class HeldOut:
 
     def _evaluate(self, step: int) -> dict[str, float]:
         started = time.perf_counter()
-        path = self.folder / FOLDER / _records_of(step)
+        path = self.folder / HELD_OUT_FOLDER / _records_of(step)
         policy = policy_digest(self.trainer.model)
         # With the same weights an interrupted evaluation is resumed, and its samples are used.
         _forget_other_policy(path, policy)
@@ -201,7 +201,7 @@ class HeldOut:
         checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
         best_step = None if best is None else best["step"]
         if best_step is None or best_step != _step_of(place):
-            copy = checkpoint / FOLDER / BEST
+            copy = checkpoint / HELD_OUT_FOLDER / BEST
             if best_step is not None and best_step == _step_of(copy):
                 # The checkpoint has the adapter that was best when it was saved.
                 with whole_folder(place, replace=True) as partial:
@@ -216,7 +216,11 @@ class HeldOut:
                         self.metric,
                         place,
                     )
-        if best_step is not None and checkpoint.is_dir() and not (checkpoint / FOLDER).is_dir():
+        if (
+            best_step is not None
+            and checkpoint.is_dir()
+            and not (checkpoint / HELD_OUT_FOLDER).is_dir()
+        ):
             # The run was killed between writing the checkpoint and copying the adapter into it.
             self.saved(checkpoint)
 

@@ -7,7 +7,7 @@ from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.problems.sources import check_columns
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
-LARGEST_SHARE = 4
+MIN_ROWS_PER_HELD_OUT = 4
 """At most one row in this many is held out."""
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ def split_rows(
     if not config.eval_steps:
         return list(rows), []
     if held_out is None:
-        count = min(config.eval_rows, len(rows) // LARGEST_SHARE)
+        count = min(config.eval_rows, len(rows) // MIN_ROWS_PER_HELD_OUT)
         if count == 0:
             raise ValueError(
-                f"holding rows out needs at least {LARGEST_SHARE} of them, got {len(rows)}. Give "
-                "more rows, or eval_steps=0"
+                f"holding rows out needs at least {MIN_ROWS_PER_HELD_OUT} of them, got "
+                f"{len(rows)}. Give more rows, or eval_steps=0"
             )
         training, selected = hold_out(rows, count)
     else:

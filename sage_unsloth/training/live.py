@@ -21,13 +21,13 @@ from sage_unsloth.training.figures import held_out_panels, moving_average, plot_
 from sage_unsloth.training.rows import numbers
 from sage_unsloth.training.stage import METRICS
 
-LOSS = "loss (nats per token)"  # of SFT; meaningless in RL, where advantages sum to 0
+LOSS_TITLE = "loss (nats per token)"  # of SFT; meaningless in RL, where advantages sum to 0
 PANELS = {
     "mean reward": ("reward",),
     "KL to the reference (nats)": ("kl/ref_k3", "kl"),
     "mean token entropy (nats)": ("sage/entropy", "entropy"),
     "groups without a signal (share)": ("advantages/dead_groups", "frac_reward_zero_std"),
-    LOSS: ("loss",),
+    LOSS_TITLE: ("loss",),
 }
 """Title of a panel -> its metrics; the first one that was logged is drawn."""
 
@@ -97,7 +97,7 @@ def live_figure(rows: Sequence[Mapping[str, Any]], window: int = 9) -> bytes | N
     """The PNG of `PANELS` over `rows`, each with `step`; None if no panel has a value."""
     panels, is_rl = {}, any("reward" in row for row in rows)
     for title, metrics in PANELS.items():
-        if title == LOSS and is_rl:
+        if title == LOSS_TITLE and is_rl:
             continue
         shown = next((m for m in metrics if any(_is_number(row.get(m)) for row in rows)), None)
         if shown is not None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-SCALE, SKIPPED = "fp16/loss_scale", "fp16/skipped"
+LOSS_SCALE, SKIPPED = "fp16/loss_scale", "fp16/skipped"
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def scale_losses(trainer: Any) -> None:
 def with_loss_scale(
     trainer: Any, extra: Callable[[int, dict], dict]
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """Adds to `extra` of `stage.train` the scale after the step, and 1 for a skipped step.
+    """Adds to `extra` of `stage.run_trainer` the scale after the step, and 1 for a skipped step.
 
     A skipped step's gradient norm is not finite and is removed from the row. Trainers without
     scaling are not changed.
@@ -50,7 +50,7 @@ def with_loss_scale(
                 step,
                 accelerator.scaler.get_scale(),
             )
-        result = {SCALE: accelerator.scaler.get_scale(), SKIPPED: int(skipped)}
+        result = {LOSS_SCALE: accelerator.scaler.get_scale(), SKIPPED: int(skipped)}
         return extra(step, logs) | result
 
     return extra if trainer.accelerator.scaler is None else scaled

@@ -14,7 +14,7 @@ from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.sampling.engines import SamplingConfig
 from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training.embedded_settings import SAMPLING
-from sage_unsloth.training.preflight import REPORT, SHARES, answers_remedy
+from sage_unsloth.training.preflight import PREFLIGHT_FILE, SHARES, answers_remedy
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_stage import SftConfig
 from sage_unsloth.training.starting import EMBEDDED, StartingPoint, model_path
@@ -162,8 +162,8 @@ COURSE = {
 def finished_text(out: str | Path, trained: Path) -> str:
     """Printed when a finished run is started again."""
     return (
-        f"{out} is finished: {trained}. It is not trained again: its settings and rows are "
-        "checked, and its results shown. Use another --out for a new run.\n"
+        f"{out} is finished: {trained}. It is not trained again; its settings and rows are "
+        "checked and its results shown. Use another --out for a new run.\n"
     )
 
 
@@ -183,12 +183,12 @@ def advice(metrics: Sequence[dict], prompt: PromptFormat) -> str:
     if share is None or share <= 0.5:
         return ""
     return (
-        f"{share:.0%} of the last completions hold no readable answer, and are never "
-        f"rewarded: {answers_remedy(prompt)}. completions.jsonl shows what they wrote"
+        f"{share:.0%} of the last completions have no readable answer and are never "
+        f"rewarded: {answers_remedy(prompt)}. completions.jsonl shows what the model wrote"
     )
 
 
-def course(metrics: Sequence[dict]) -> list[dict]:
+def training_curve_rows(metrics: Sequence[dict]) -> list[dict]:
     """First and last tenth of a run, averaged, as rows of a table; unlogged metrics are omitted."""
     tenth = max(1, len(metrics) // 10)
     rows = []
@@ -207,12 +207,12 @@ def course(metrics: Sequence[dict]) -> list[dict]:
 def outcome(out: Path, metrics: Sequence[dict], prompt: PromptFormat) -> list[str | list[dict]]:
     """Texts and tables of a finished RL run: preflight, first and last tenth, advice."""
     parts: list[str | list[dict]] = []
-    preflight = out / REPORT
+    preflight = out / PREFLIGHT_FILE
     if preflight.is_file():
         result = json.loads(preflight.read_text(encoding="utf-8"))
         parts += ["\nPreflight, before the first step:"]
         parts += [[{name: f"{result[name]:.3f}" for name in SHARES if name in result}]]
-    parts += ["\nTraining:", course(metrics)]
+    parts += ["\nTraining:", training_curve_rows(metrics)]
     if result := advice(metrics, prompt):
         parts.append(f"\n{result}.")
     return parts

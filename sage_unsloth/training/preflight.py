@@ -21,8 +21,8 @@ from sage_unsloth.sampling.record_sets import completion_ids, sample_and_grade
 from sage_unsloth.training.rlvr_trainer import trainer_row
 from sage_unsloth.training.rollout_engine import rollout_sampling
 
-REPORT = "preflight.json"
-SAMPLES = "preflight.jsonl"
+PREFLIGHT_FILE = "preflight.json"
+PREFLIGHT_SAMPLES = "preflight.jsonl"
 VLLM_BATCH = 4096
 OF_ANSWERS = ("solve_rate", "format_rate", "parsed_rate")  # where answers are checked
 SHARES = ("solve_rate", "format_rate", "parsed_rate", "truncation_rate", "dead_groups")
@@ -69,9 +69,9 @@ def signal(records: Sequence[dict], advantages: str = GRPO) -> dict[str, float]:
 def answers_remedy(prompt: PromptFormat) -> str:
     """What to do if completions lack the tags or the box of an answer."""
     if prompt.solution is None:
-        return "run SFT first, or longer: it teaches to put the answer in \\boxed{}"
+        return "run SFT first, or longer: it teaches the model to put the answer in \\boxed{}"
     return (
-        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}. Or use marks "
+        f"run SFT first, or longer: it teaches the tags {' '.join(prompt.solution)}. Or use tags "
         "that the model already writes, such as \\boxed{} (--tags boxed)"
     )
 
@@ -84,7 +84,7 @@ def boxed_share(records: Sequence[dict]) -> float:
     return boxed / len(records)
 
 
-def remedies(
+def suggest_fixes(
     values: dict[str, float],
     max_completion_length: int,
     prompt: PromptFormat = PROJECT_PROMPT,
@@ -108,15 +108,15 @@ def remedies(
         place = r"one answer in \boxed{}" if prompt.solution is None else "a complete solution tag"
         seen = f" ({boxed:.0%} put their answer into a box instead)" if boxed else ""
         result.append(
-            f"only {values['format_rate']:.0%} of the completions hold {place}{seen}, and no other "
-            f"is ever rewarded: {answers_remedy(prompt)}"
+            f"only {values['format_rate']:.0%} of the completions have {place}{seen}, and the "
+            f"others are never rewarded: {answers_remedy(prompt)}"
         )
     if values["dead_groups"] > 0.8:
         # Groups without a signal are all correct or all wrong; the solve rate says which.
         often = values.get("solve_rate", 0) >= 0.5
         direction = "harder problems" if often else "easier problems or more SFT"
         result.append(
-            f"{values['dead_groups']:.0%} of the groups have no signal (all advantages are 0): use "
+            f"{values['dead_groups']:.0%} of the groups are dead (all advantages are 0): use "
             f"{direction}, or raise num_generations"
         )
     return result
@@ -148,7 +148,7 @@ def check_signal(result: dict[str, float], config: Any, *, force: bool = False) 
     if force:
         logger.warning("%s. Training continues anyway.", fact)
         return
-    texts = remedies(result, config.max_completion_length, config.prompt)
+    texts = suggest_fixes(result, config.max_completion_length, config.prompt)
     advice = " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
     raise ValueError(
         f"{fact}. {advice} Look at more prompts "
@@ -181,7 +181,7 @@ def preflight(
     # A record needs a gold, also where nothing compares with it.
     unchecked = {"gold": ""} if verifier is UNGRADED else {}
     sampling = sampling_as_in_training(config, engine, config.num_generations)
-    path = folder / SAMPLES
+    path = folder / PREFLIGHT_SAMPLES
     records = sample_and_grade(
         sampling,
         engine,
@@ -198,13 +198,13 @@ def preflight(
     if verifier is UNGRADED:
         result = {name: value for name, value in result.items() if name not in OF_ANSWERS}
     boxed = boxed_share(records) if "format_rate" in result else 0.0
-    warnings = remedies(result, config.max_completion_length, config.prompt, boxed)
+    warnings = suggest_fixes(result, config.max_completion_length, config.prompt, boxed)
     # Only a division by the group's deviation makes small rewards as strong as the answer's.
     if means and verifier is not UNGRADED and config.scale_rewards == "group":
         warnings += _reward_warning(untold_groups(records))
     kinds = count_kinds(records)
     report = result | {"prompts": len(chosen), "warnings": warnings, "kinds": kinds}
-    write_json(folder / REPORT, report | ({"rewards": means} if means else {}))
+    write_json(folder / PREFLIGHT_FILE, report | ({"rewards": means} if means else {}))
     names = {"solved": "solve_rate", "in format": "format_rate", "truncated": "truncation_rate"}
     names |= {"dead groups": "dead_groups"}
     shares = [f"{text} {100 * result[n]:.0f} %" for text, n in names.items() if n in result]
@@ -256,9 +256,9 @@ def _reward_warning(untold: float) -> list[str]:
         return []
     return [
         f"in {untold:.0%} of the groups the answers are all correct or all wrong, so only your "
-        "other rewards rank the completions, and dividing by the group's deviation makes them as "
-        "strong as correct answers. Give them for correct answers only, use problems that are "
-        "sometimes solved, or set scale_rewards=none"
+        "other rewards rank the completions, and dividing by the group's standard deviation makes "
+        "them as strong as correct answers. Give them only for correct answers, use problems that "
+        "are sometimes solved, or set scale_rewards=none"
     ]
 
 

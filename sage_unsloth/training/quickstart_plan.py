@@ -10,12 +10,12 @@ if TYPE_CHECKING:  # they load PyTorch, which `--help` does without
     from sage_unsloth.training.sft_stage import SftConfig
 
 # For the estimate: seconds of one SFT row, one completion in RL and one in the evaluation.
-SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
+UNIT_SECONDS = {"start": 30.0, "sft_row": 0.01, "rollout": 0.02, "sample": 0.0065}
 MEASURED_ON = "as measured on two CPU cores without a GPU, November 2026"
 
 
 def rl_seconds(rl: "RlvrConfig") -> float:
-    return rl.max_steps * rl.completions_per_step * SECONDS["rollout"]
+    return rl.max_steps * rl.completions_per_step * UNIT_SECONDS["rollout"]
 
 
 def plan(
@@ -35,8 +35,8 @@ def plan(
     """
     total = (1 + len(runs)) * problems * sampling.num_samples
     # Runs side by side load the libraries once more, all at the same time.
-    seconds = SECONDS["start"] * (1 + (count > 1)) + total * SECONDS["sample"]
-    seconds += sft.max_steps * sft.batch_size * SECONDS["sft_row"]
+    seconds = UNIT_SECONDS["start"] * (1 + (count > 1)) + total * UNIT_SECONDS["sample"]
+    seconds += sft.max_steps * sft.batch_size * UNIT_SECONDS["sft_row"]
     # Rounded up: the last runs take as long as a full round.
     seconds += -(-len(runs) // count) * rl_seconds(rl)
     steps = f"{rl.max_steps} steps of {rl.completions_per_step} completions"
@@ -50,12 +50,12 @@ def plan(
     lines = [f"Quickstart -> {out}"]
     lines += [f"  {number}. {name:<12} {text}" for number, (name, text) in enumerate(parts, 1)]
     if len(runs) > 1:
-        how = "one after another" if count == 1 else f"side by side, {count} at a time"
-        lines += [f"The RL runs go {how}: {why}."]
+        how = "one after another" if count == 1 else f"in parallel, {count} at a time"
+        lines += [f"The RL runs train {how}: {why}."]
     lines += [
-        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}). The bars show this "
-        "machine's own pace.",
-        "Stop it whenever you like: the step in flight is saved first, and the same command "
-        "resumes from there.\n",
+        f"Estimate: {max(1, round(seconds / 60))} min ({MEASURED_ON}). The progress bars show "
+        "the pace of this machine.",
+        "You can stop at any time: the current step is saved first, and the same command resumes "
+        "from there.\n",
     ]
     return "\n".join(lines)

@@ -42,7 +42,7 @@ from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.rlvr_checks import check_fills_a_step, check_judges, check_request
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_job import recorded_guide
-from sage_unsloth.training.rlvr_stage import resolve, run_job
+from sage_unsloth.training.rlvr_stage import resolve_rlvr, run_rlvr_job
 from sage_unsloth.training.stage import (
     known_settings,
     read_metrics,
@@ -89,7 +89,7 @@ def run_rlvr(
             π_ref see `starting.starting_point`.
         data, path, columns, limit: see `corpora.rl_rows`; the embedded model has its own data.
         memory: of the GPU, GiB, for the plan; None asks the GPU.
-        smoke: a run of seconds that only shows that everything works.
+        smoke: a run of seconds that only checks that everything works.
         force: train even if the preflight finds nothing to learn from; implied by `smoke`.
         rewards, callbacks: see `rlvr`.
         eval_file: rows for the held-out curve, in the columns of `path`; None holds rows of the
@@ -184,8 +184,8 @@ def run_rlvr(
     if done is None:
         show(f"\n{run_report(setup, config.max_steps, len(corpus.rows))}\n")
         check_room(out, round(step_plan(setup, config.max_steps).disk_bytes))
-    # Judged above already, so `resolve` does not repeat those checks.
-    job = resolve(
+    # Judged above already, so `resolve_rlvr` does not repeat those checks.
+    job = resolve_rlvr(
         config,
         point.model,
         corpus.rows,
@@ -203,7 +203,7 @@ def run_rlvr(
         tokenizer=tokenizer,
         judged=True,
     )
-    trained = run_job(job)
+    trained = run_rlvr_job(job)
     metrics = read_metrics(out)
     if rank() == 0:
         note = f"{point.preset.name}, seed {config.seed}"

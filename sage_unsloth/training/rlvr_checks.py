@@ -13,7 +13,7 @@ from sage_unsloth.prompts import turns_of
 from sage_unsloth.runs.processes import world_size
 from sage_unsloth.sampling.record_sets import gold_of, prompt_ids
 from sage_unsloth.trainers.backends import TRL, check_backend
-from sage_unsloth.training.by_trl import check_trl
+from sage_unsloth.training.by_trl import check_trl_config
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_trainer import trainer_row
 from sage_unsloth.training.stage import check_tracker
@@ -23,7 +23,7 @@ def check_request(config: RlvrConfig) -> None:
     """Raises ValueError for a tracker, backend or number of processes that is not supported."""
     check_tracker(config.report_to)
     check_backend(config.backend)
-    check_trl(config)
+    check_trl_config(config)
     check_processes(config)
 
 
@@ -89,7 +89,7 @@ def check_rehearsal(config: RlvrConfig, *, graded: bool) -> None:
         )
 
 
-def check_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
+def check_row_golds(rows: Sequence[dict], verifier: Checker = MATH) -> None:
     """Raises ValueError for a gold that cannot be graded, since its row would teach nothing."""
     for number, row in enumerate(rows):
         if verifier is UNGRADED:

@@ -10,7 +10,7 @@ from sage_unsloth.runs.settings import (
     MODEL,
     OBJECTIVE,
     OPTIMISER,
-    ROLLOUTS,
+    ROLLOUT_GROUP,
     SAVING,
     check_settings,
     document_settings,
@@ -36,12 +36,12 @@ class RlvrConfig(StageConfig):
 
     max_steps: int = setting(1000, "optimizer steps", OPTIMISER, above=0, trainer=True)
     prompts_per_step: int = setting(
-        1, "different problems in a step, over all processes", ROLLOUTS, above=0
+        1, "different problems in a step, over all processes", ROLLOUT_GROUP, above=0
     )
     num_generations: int = setting(
         8,
         "completions sampled for each problem",
-        ROLLOUTS,
+        ROLLOUT_GROUP,
         low=2,
         why="because a completion's advantage is relative to its group",
         trainer=True,
@@ -53,7 +53,7 @@ class RlvrConfig(StageConfig):
         OPTIMISER,
     )
     max_completion_length: int = setting(
-        1024, "tokens of a completion", ROLLOUTS, above=0, trainer=True
+        1024, "tokens of a completion", ROLLOUT_GROUP, above=0, trainer=True
     )
     max_prompt_length: int = setting(
         1024, "tokens of a prompt; rows with longer ones are skipped", DATA, above=0
@@ -140,7 +140,7 @@ class RlvrConfig(StageConfig):
         0.2, "clip of the importance ratio, above 1", OBJECTIVE, low=0, high=10, trainer=True
     )
     max_resamples: int = setting(
-        0, "attempts to replace groups without a signal by other prompts", ROLLOUTS, low=0
+        0, "attempts to replace groups without a signal by other prompts", ROLLOUT_GROUP, low=0
     )
     top_entropy_quantile: float = setting(
         1.0,
@@ -152,14 +152,14 @@ class RlvrConfig(StageConfig):
         trainer=True,
     )
     temperature: float = setting(
-        1.0, "sampling temperature; top-k is off", ROLLOUTS, above=0, trainer=True
+        1.0, "sampling temperature; top-k is off", ROLLOUT_GROUP, above=0, trainer=True
     )
     top_p: float = setting(
-        1.0, "sample from the most probable tokens with this total probability", ROLLOUTS,
+        1.0, "sample from the most probable tokens with this total probability", ROLLOUT_GROUP,
         low=0, high=1, trainer=True,
     )  # fmt: skip
     min_p: float = setting(
-        0.01, "exclude tokens below this share of the largest probability", ROLLOUTS,
+        0.01, "exclude tokens below this share of the largest probability", ROLLOUT_GROUP,
         low=0, high=1,
     )  # fmt: skip
     backend: Literal["unsloth", "trl"] = setting(
@@ -170,12 +170,12 @@ class RlvrConfig(StageConfig):
     rollouts: Literal["auto", "vllm", "transformers", "server"] = setting(
         "auto",
         "engine; auto: vllm on a GPU that it supports; server is for --backend trl",
-        ROLLOUTS,
+        ROLLOUT_GROUP,
     )
     vllm_server: str = setting(
         "http://127.0.0.1:8000",
         "address of the server (trl vllm-serve) of --rollouts server",
-        ROLLOUTS,
+        ROLLOUT_GROUP,
         free=True,
     )
     recompute_logits: bool = setting(
@@ -187,18 +187,18 @@ class RlvrConfig(StageConfig):
     gpu_memory_utilization: float = setting(
         0.5,
         "share of the GPU's memory for vLLM, weights included",
-        ROLLOUTS,
+        ROLLOUT_GROUP,
         low=0,
         high=1,
         free=True,
     )
     engine_arguments: tuple[str, ...] = setting(
-        (), "further arguments of vLLM's engine, NAME=VALUE with commas between", ROLLOUTS
+        (), "further arguments of vLLM's engine, NAME=VALUE with commas between", ROLLOUT_GROUP
     )
     vllm_importance_sampling_correction: bool = setting(
         True,
         "weight each token by the ratio of the trainer's to vLLM's probability, at most 2",
-        ROLLOUTS,
+        ROLLOUT_GROUP,
         trainer=True,
     )
     full_finetuning: bool = setting(False, "train every weight instead of an adapter", MODEL)

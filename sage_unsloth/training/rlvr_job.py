@@ -19,13 +19,13 @@ from sage_unsloth.training.held_out_rows import check_evaluations, split_rows
 from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.rlvr_checks import (
     check_fills_a_step,
-    check_golds,
     check_judges,
     check_rehearsal,
     check_request,
+    check_row_golds,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rollout_engine import choose_engine
+from sage_unsloth.training.rollout_engine import choose_rollout_engine
 from sage_unsloth.training.stage import check_rows, digest_of, run_settings
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RlvrJob:
-    """The checked arguments of `resolve`, and the engine for the rollouts."""
+    """The checked arguments of `resolve_rlvr`, and the engine for the rollouts."""
 
     config: RlvrConfig
     model_path: str | Path
@@ -57,7 +57,7 @@ class RlvrJob:
         return self.config.max_prompt_length + self.config.max_completion_length
 
 
-def resolve(
+def resolve_rlvr(
     config: RlvrConfig,
     model_path: str | Path,
     rows: Sequence[dict],
@@ -132,7 +132,7 @@ def resolve(
     if not judged:
         check_evaluations(config, None if held_out is None else len(held_out), graded=graded)
     rows, selected = split_rows(config, rows, held_out)
-    check_golds([*rows, *selected], verifier)
+    check_row_golds([*rows, *selected], verifier)
     if config.balance_by:
         different = len(rows)
         # After the split: a repeated row must not be held out as well as trained on.
@@ -156,7 +156,7 @@ def resolve(
         guide=guide,
         name=name,
         adapter=adapter,
-        rollouts=choose_engine(config),
+        rollouts=choose_rollout_engine(config),
         callbacks=callbacks,
         force=force,
         verifier=verifier,

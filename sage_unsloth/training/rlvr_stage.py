@@ -38,7 +38,7 @@ from sage_unsloth.training.preflight import check_signal, preflight
 from sage_unsloth.training.rehearsal import draw_rehearsal
 from sage_unsloth.training.rlvr_checks import check_prompt_lengths
 from sage_unsloth.training.rlvr_config import RlvrConfig
-from sage_unsloth.training.rlvr_job import RlvrJob, resolve, resume_key
+from sage_unsloth.training.rlvr_job import RlvrJob, resolve_rlvr, resume_key
 from sage_unsloth.training.rlvr_trainer import (
     extra_metrics,
     make_trainer,
@@ -52,8 +52,8 @@ from sage_unsloth.training.rollout_engine import (
 from sage_unsloth.training.sharded import whole_weights
 from sage_unsloth.training.stage import (
     COMPLETIONS,
+    run_trainer,
     set_aside_after,
-    train,
 )
 
 logger = logging.getLogger(__name__)
@@ -71,14 +71,16 @@ def rlvr(
 ) -> Path:
     """Trains by GRPO with verifiable rewards; returns the folder of the trained adapter or model.
 
-    This is `resolve`, which documents the arguments, then `run_job`. Under torchrun every process
-    calls it; they share each step's completions, and the first one writes.
+    This is `resolve_rlvr`, which documents the arguments, then `run_rlvr_job`. Under torchrun every
+    process calls it; they share each step's completions, and the first one writes.
     """
-    return run_job(resolve(config, model_path, rows, folder, guide, name, adapter, **others))
+    return run_rlvr_job(
+        resolve_rlvr(config, model_path, rows, folder, guide, name, adapter, **others)
+    )
 
 
 @frees_models
-def run_job(job: RlvrJob) -> Path:
+def run_rlvr_job(job: RlvrJob) -> Path:
     """Opens the folder of a resolved job and trains there, or returns its finished result."""
     settings, ledger = resume_key(job), Ledger(job.folder, "rlvr")
     # One process holds the lock for all.
@@ -89,7 +91,7 @@ def run_job(job: RlvrJob) -> Path:
 
 
 def _rlvr(job: RlvrJob, ledger: Ledger) -> Path:
-    """`run_job` with the folder locked."""
+    """`run_rlvr_job` with the folder locked."""
     config = job.config
     trained = job.folder / ("model" if config.full_finetuning else "adapter")
     if trained.exists():
@@ -222,7 +224,7 @@ def _train(
             forget_teacher(resume)
             if rank() == 0:
                 set_aside_after(folder / COMPLETIONS, resume)
-            train(
+            run_trainer(
                 trainer,
                 folder,
                 job.name,

@@ -27,7 +27,7 @@ from sage_unsloth.training.trainer_settings import check_trainer, trainer_argume
 
 logger = logging.getLogger(__name__)
 
-OURS = ("id", "problem", "messages", "answer", "gold")
+RESERVED_COLUMNS = ("id", "problem", "messages", "answer", "gold")
 """Columns that rewards get in another form, or not at all."""
 FIRST_KL_MAX = 1e-3
 """Nats per token; a larger first KL means that policy and reference were not the same model."""
@@ -119,7 +119,9 @@ def trainer_row(row: dict) -> dict[str, Any]:
     columns.
     """
     answer = {"answer": gold_of(row)} if "answer" in row else {}
-    return {"prompt": turns_of(row)} | answer | {k: row[k] for k in row if k not in OURS}
+    return (
+        {"prompt": turns_of(row)} | answer | {k: row[k] for k in row if k not in RESERVED_COLUMNS}
+    )
 
 
 def extra_metrics(
@@ -152,7 +154,7 @@ def extra_metrics(
 def log_grades(
     folder: Path, reward: SolutionReward | TotalReward, sample_steps: int
 ) -> Callable[[int, dict], dict[str, Any]]:
-    """The grades' part of `extra_metrics`, for `extra` of `stage.train`.
+    """The grades' part of `extra_metrics`, for `extra` of `stage.run_trainer`.
 
     Args:
         folder: gets `completions.jsonl`.

@@ -22,7 +22,7 @@ from sage_unsloth.training.by_trl import choose_trl_rollouts
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 
-def choose_engine(config: RlvrConfig) -> str:
+def choose_rollout_engine(config: RlvrConfig) -> str:
     """ "vllm" or "transformers".
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_unsloth.runs.files import read_json
-from sage_unsloth.runs.settings import GROUPS, Setting, settings_of
+from sage_unsloth.runs.settings import GROUPS, Setting, config_settings
 
 CONFIG = "--config"
 
@@ -61,7 +61,7 @@ def add_groups(parser: argparse.ArgumentParser) -> dict[str, Any]:
 
 def add_settings(groups: Mapping[str, Any], stage: type) -> None:
     """An option for each setting of a stage's dataclass, in its group."""
-    for setting in settings_of(stage).values():
+    for setting in config_settings(stage).values():
         option = f"--{setting.name.replace('_', '-')}"
         keywords: dict[str, Any] = {"metavar": _metavar(setting), "help": _help(setting)}
         options = [option]

@@ -29,11 +29,11 @@ from sage_unsloth.training.preflight import signal
 from sage_unsloth.training.recipes import default_data, load_libraries, own_data, show, show_log
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_config import SftConfig
-from sage_unsloth.training.sft_stage import SftJob, resolve, run_job
+from sage_unsloth.training.sft_stage import SftJob, resolve_sft, run_sft_job
 from sage_unsloth.training.stage import check_tracker, known_settings
 from sage_unsloth.training.starting import SMOKE, model_path, rlvr_config, sft_config
 
-SAMPLES = 4  # completions of each held-out row, before and after SFT
+SAMPLES_PER_ROW = 4  # completions of each held-out row, before and after SFT
 
 
 @frees_models
@@ -59,7 +59,7 @@ def run_sft(
         model: a preset's name, a folder or a hub id.
         data, path, columns, limit: see `corpora.sft_rows`; the embedded model has its own data.
         held_out: rows for the comparison; 0 skips it.
-        smoke: a run of seconds that only shows that everything works.
+        smoke: a run of seconds that only checks that everything works.
         verifier, allow_unconfined: as for `run_rlvr`; if its golds are not answers, such as tests
             of a program, solutions are trained on as they are.
         command: the words of the command, for `run.json`.
@@ -123,7 +123,7 @@ def run_sft(
     # Room for the merged model; the size of a hub model is unknown here.
     if done is None:
         check_room(out, sum(file.stat().st_size for file in Path(start).glob("*.safetensors")))
-    job = resolve(
+    job = resolve_sft(
         config,
         start,
         training,
@@ -133,13 +133,13 @@ def run_sft(
         tokenizer=tokenizer,
         judged=True,
     )
-    merged = run_job(job)
+    merged = run_sft_job(job)
     rollouts = rlvr_config(preset)
     table = before_and_after(job, merged, selected, checker or MATH, rollouts) if selected else []
     if table:
         show(
-            f"\n{len(selected)} held-out rows, {SAMPLES} completions each, sampled as in RL "
-            f"(temperature {rollouts.temperature:g}, min-p {rollouts.min_p:g}):\n"
+            f"\n{len(selected)} held-out rows, {SAMPLES_PER_ROW} completions each, sampled as in "
+            f"RL (temperature {rollouts.temperature:g}, min-p {rollouts.min_p:g}):\n"
         )
         show(table)
     if not smoke and (text := out_of_format(table)):
@@ -174,7 +174,7 @@ def before_and_after(
     folder = job.folder / "held-out"
     folder.mkdir(exist_ok=True)
     sampling = SamplingConfig(
-        num_samples=SAMPLES,
+        num_samples=SAMPLES_PER_ROW,
         temperature=rollouts.temperature,
         top_p=rollouts.top_p,
         min_p=rollouts.min_p,

@@ -33,7 +33,7 @@ from sage_unsloth.training.stage import (
     check_tracker,
     common_arguments,
     run_settings,
-    train,
+    run_trainer,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SftJob:
-    """The checked arguments of `resolve`."""
+    """The checked arguments of `resolve_sft`."""
 
     config: SftConfig
     model_path: str | Path
@@ -61,15 +61,16 @@ def sft(
 ) -> Path:
     """Fine-tunes on worked solutions and returns the folder of the merged model.
 
-    This is `resolve`, which documents the arguments, then `run_job`. The adapter is merged, so that
-    this model is both the start of RL and its reference ("adapter off"). The adapter is also saved,
-    for RL against the base model. After training on 4-bit weights it is merged into the original
-    model; if RL quantises that again, it starts a quantisation error away from the trained policy.
+    This is `resolve_sft`, which documents the arguments, then `run_sft_job`. The adapter is merged,
+    so that this model is both the start of RL and its reference ("adapter off"). The adapter is
+    also saved, for RL against the base model. After training on 4-bit weights it is merged into the
+    original model; if RL quantises that again, it starts a quantisation error away from the trained
+    policy.
     """
-    return run_job(resolve(config, model_path, rows, folder, **others))
+    return run_sft_job(resolve_sft(config, model_path, rows, folder, **others))
 
 
-def resolve(
+def resolve_sft(
     config: SftConfig,
     model_path: str | Path,
     rows: Sequence[dict],
@@ -105,7 +106,7 @@ def resolve(
 
 
 @frees_models
-def run_job(job: SftJob) -> Path:
+def run_sft_job(job: SftJob) -> Path:
     """Opens the folder of a resolved job and trains there, or returns its finished result."""
     settings = run_settings("sft", job.config, job.model_path, job.rows)
     ledger = Ledger(job.folder, "sft")
@@ -130,7 +131,7 @@ def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
 
 
 def _sft(job: SftJob, ledger: Ledger) -> Path:
-    """`run_job` with the folder locked."""
+    """`run_sft_job` with the folder locked."""
     config, model_path, folder = job.config, job.model_path, job.folder
     merged, adapter = folder / "model", folder / "adapter"
     if merged.exists():
@@ -162,7 +163,7 @@ def _sft(job: SftJob, ledger: Ledger) -> Path:
             # Padding and truncation are the trainer's to set in its own.
             trainer = _trainer(config, model, copy.deepcopy(tokenizer), job.rows, folder)
             with finite_only(trainer):
-                train(trainer, folder, "SFT", resume=resume, report_to=config.report_to)
+                run_trainer(trainer, folder, "SFT", resume=resume, report_to=config.report_to)
             model = trainer.model
             # Training turns the cache off, and the merged model would be saved without it.
             model.config.use_cache = use_cache

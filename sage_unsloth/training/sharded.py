@@ -2,7 +2,7 @@
 
 Every process takes part in whatever reads the weights, so saving gathers them in all processes, and
 generation goes on until the last process is done. What only the first process could do is refused
-(`by_trl.check_trl`).
+(`by_trl.check_trl_config`).
 """
 
 from typing import Any

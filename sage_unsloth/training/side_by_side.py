@@ -26,7 +26,7 @@ from sage_unsloth.training.rows import METRICS
 WORKER = "sage_unsloth.training.side_by_side_worker"
 MEMORY = 2 * 2**30
 """Upper bound for a run of the embedded model, bytes; 1.6 GB was measured."""
-SAID, ENDED = "said.txt", "ended.json"
+LOG_FILE, RESULT_FILE = "said.txt", "ended.json"
 """Log of a process, and its outcome."""
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def choose_processes(
     if stays := [job.name for job in jobs if not _can_travel(job)]:
         return 1, f"the guide of {', '.join(stays)} cannot be sent to another process"
     if processes is not None:
-        return min(processes, len(jobs)), "as asked for"
+        return min(processes, len(jobs)), "as requested"
     if not long:
         return 1, "a further process would take longer to start than a run takes"
     # Not cpu_count: a container may have fewer than the machine.
@@ -203,7 +203,7 @@ class _Child:
             if "reward" in row:
                 self.bar.set_postfix_str(f"reward {row['reward']:.3f}", refresh=False)
             self.bar.refresh()
-        said = self.own / SAID
+        said = self.own / LOG_FILE
         data = said.read_bytes()[self._said :] if said.exists() else b""
         # The last line may be half written.
         data = data[: data.rfind(b"\n") + 1]
@@ -223,7 +223,7 @@ class _Child:
     def result(self) -> float:
         """Seconds of an ended process; SideBySideError if it failed."""
         self.show()
-        ended = self.own / ENDED
+        ended = self.own / RESULT_FILE
         matches = read_json(ended) if ended.is_file() else {}
         if self.process.returncode == 0 and "seconds" in matches:
             return matches["seconds"]

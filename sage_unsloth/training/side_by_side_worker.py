@@ -14,16 +14,13 @@ import traceback
 from pathlib import Path
 
 from sage_unsloth.models.embedded import settle_process
-from sage_unsloth.runs.children import UNWINDING, end_with_parent
+from sage_unsloth.runs.children import SAVE_SECONDS, end_with_parent
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import HeldError
 from sage_unsloth.runs.stopping import Terminated, ending
 from sage_unsloth.runs.text import PrintableFormatter
 from sage_unsloth.trainers.backends import load_backend
-from sage_unsloth.training.side_by_side import ENDED, SAID, Job
-
-PATIENCE = UNWINDING
-"""Seconds in which a killed process of an earlier call saves its step and ends."""
+from sage_unsloth.training.side_by_side import LOG_FILE, RESULT_FILE, Job
 
 
 def work(job: Job) -> float:
@@ -36,16 +33,16 @@ def work(job: Job) -> float:
             function(**job.arguments)
         except HeldError:
             # A process of a killed call may still be saving its step in this folder.
-            if time.monotonic() - began > PATIENCE:
+            if time.monotonic() - began > SAVE_SECONDS:
                 raise
             time.sleep(0.5)
         else:
             return time.perf_counter() - started
 
 
-def main(folder: str) -> int:
+def run_worker(folder: str) -> int:
     """Writes `said.txt` (the log) and `ended.json` (the seconds or the error)."""
-    handler = logging.FileHandler(Path(folder) / SAID)
+    handler = logging.FileHandler(Path(folder) / LOG_FILE)
     handler.setFormatter(PrintableFormatter("%(message)s"))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("sage_unsloth").setLevel(logging.INFO)
@@ -63,9 +60,9 @@ def main(folder: str) -> int:
     except Exception as error:
         traceback.print_exc()
         outcome = {"error": f"{type(error).__name__}: {error}"}
-    write_json(Path(folder) / ENDED, outcome)
+    write_json(Path(folder) / RESULT_FILE, outcome)
     return 0 if "seconds" in outcome else 2
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(run_worker(sys.argv[1]))

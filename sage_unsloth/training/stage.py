@@ -185,7 +185,9 @@ def common_arguments(
     return arguments | common_trl_arguments()
 
 
-def train(trainer: Any, folder: Path, name: str, *, resume: Path | None, **logging: Any) -> None:
+def run_trainer(
+    trainer: Any, folder: Path, name: str, *, resume: Path | None, **logging: Any
+) -> None:
     """Runs `trainer.train()` inside `log_steps`, which has the same arguments."""
     with log_steps(trainer, folder, name, resume=resume, **logging):
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))

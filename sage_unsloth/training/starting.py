@@ -37,7 +37,7 @@ SMOKE: dict[str, dict[str, Any]] = {
         "sample_steps": 1,
     },
 }
-"""Settings of a run that only shows that everything works; its figures mean nothing."""
+"""Settings of a run that only checks that everything works; its figures mean nothing."""
 
 
 @dataclass(frozen=True)

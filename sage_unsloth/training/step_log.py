@@ -21,7 +21,7 @@ from sage_unsloth.training.rows import PASS_AT_1, numbers
 
 # On the progress bar; 80 columns show the first ones. The loss is left out: in RL advantages sum
 # to 0, so it means nothing.
-SHOWN = {
+BAR_METRICS = {
     "reward": "reward",
     "kl/ref_k3": "kl",
     "sage/entropy": "entropy",
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class NothingLeftError(Exception):
-    """Training is over before its next step; ends `trainer.train()` in `stage.train`."""
+    """Training is over before its next step; ends `trainer.train()` in `stage.run_trainer`."""
 
 
 class StepLog(TrainerCallback):
@@ -169,7 +169,7 @@ class StepLog(TrainerCallback):
     def _show(self, row: dict[str, Any], step: int) -> None:
         curve = self.held_out.curve if self.held_out is not None else ()
         row = ({PASS_AT_1: curve[-1][PASS_AT_1]} if curve else {}) | row
-        shown = {title: row[key] for key, title in SHOWN.items() if key in row}
+        shown = {title: row[key] for key, title in BAR_METRICS.items() if key in row}
         self.bar.set_postfix({title: f"{value:.3g}" for title, value in shown.items()})
         self.bar.update(step - self.bar.n)
 

@@ -2,6 +2,7 @@
 its formula.
 """
 
+import io
 import json
 import math
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import build_tokenizer, tiny_model
+from tqdm import tqdm
 
 from sage_unsloth.analysis import perplexity as perplexity_module
 from sage_unsloth.analysis.perplexity import (
@@ -135,8 +137,10 @@ def test_a_scoring_that_was_killed_goes_on(model, tokenizer, tmp_path):
     with path.open("a") as file:
         file.write('{"problem_id": "p", "sam')
     again = Counting(model)
-    rows = score_records(again, tokenizer, RECORDS, PROBLEMS, path, **options)
+    bar = tqdm(total=len(RECORDS), file=io.StringIO())
+    rows = score_records(again, tokenizer, RECORDS, PROBLEMS, path, bar=bar, **options)
     assert again.rows == 1, "the last response alone"
+    assert bar.n == len(RECORDS)
     assert rows == [pytest.approx(row, abs=1e-4) for row in whole]
     assert score_records(Counting(model, 0), tokenizer, RECORDS, PROBLEMS, path, **options) == rows
 

@@ -51,7 +51,9 @@ def test_both_engines_find_the_same_pass_at_1(tmp_path, problems, samples, adapt
         SHORT, num_samples=samples, temperature=0.5, max_completion_length=56, batch_size=256
     )
     for engine in ("vllm", "transformers"):
-        evaluator.evaluate([spec], arithmetic(problems), tmp_path / engine, config, engine=engine)
+        evaluator.evaluate_models(
+            [spec], arithmetic(problems), tmp_path / engine, config, engine=engine
+        )
     (found, count), (other, _) = (right(tmp_path / e, "m") for e in ("vllm", "transformers"))
     assert len(found) == problems and count == samples
     difference = sum(found[p] - other[p] for p in found) / problems
@@ -63,7 +65,7 @@ def test_both_engines_find_the_same_pass_at_1(tmp_path, problems, samples, adapt
     assert settings["settings"]["dtype"] == "float32"
     assert settings["engine_arguments"]["enforce_eager"] is True
     with pytest.raises(ValueError, match='engine was "vllm" and is "transformers"'):
-        evaluator.evaluate(
+        evaluator.evaluate_models(
             [spec], arithmetic(problems), tmp_path / "vllm", config, engine="transformers"
         )
 
@@ -119,8 +121,8 @@ def test_an_engine_that_dies_in_a_call_keeps_what_was_drawn(tmp_path, monkeypatc
         patched.setattr(CPUModelRunner, "execute_model", dying)
         config = replace(SHORT, batch_size=16)
         with pytest.raises(EngineError, match=r"the engine failed with .*saved in .* same command"):
-            evaluator.evaluate(models, arithmetic(8), out, config, engine="vllm")
+            evaluator.evaluate_models(models, arithmetic(8), out, config, engine="vllm")
     kept = records(out)
     assert 0 < len(kept) < 64
-    evaluator.evaluate(models, arithmetic(8), out, config, engine="vllm")
+    evaluator.evaluate_models(models, arithmetic(8), out, config, engine="vllm")
     assert kept.items() <= records(out).items() and len(records(out)) == 64

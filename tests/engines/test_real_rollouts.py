@@ -120,7 +120,7 @@ def test_importance_ratios_are_the_probability_that_min_p_kept(monkeypatch, tmp_
     import torch
 
     from sage_unsloth.selftest.decoder import decoder_of
-    from sage_unsloth.selftest.oracle import completion_rows, score, to_completion_layout
+    from sage_unsloth.selftest.oracle import completion_rows, score_batch, to_completion_layout
 
     found = []
 
@@ -128,7 +128,7 @@ def test_importance_ratios_are_the_probability_that_min_p_kept(monkeypatch, tmp_
         decoder = decoder_of(trainer.model)
         mask = inputs["completion_mask"].bool()
         with torch.no_grad():
-            logps, _ = score(decoder.logits, inputs)
+            logps, _ = score_batch(decoder.logits, inputs)
             kept = torch.zeros_like(logps)
             for row, (prompt, completion) in enumerate(completion_rows(inputs)):
                 logits = decoder.logits(torch.cat([prompt, completion]))[len(prompt) - 1 : -1]

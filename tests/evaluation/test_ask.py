@@ -5,7 +5,7 @@ import io
 import pytest
 
 from sage_unsloth.__main__ import main
-from sage_unsloth.evaluation.ask import ask, open_model
+from sage_unsloth.evaluation.ask import open_model, sample_answers
 from sage_unsloth.evaluation.named_models import parse_model
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.sampling.engines import SamplingConfig
@@ -28,8 +28,8 @@ def test_a_greedy_answer_takes_the_likeliest_token_each_time(opened):
     from sage_unsloth.sampling.record_sets import prompt_ids
 
     engine, _ = opened
-    (completion,) = ask(engine, "64*6=?", GREEDY)
-    (again,) = ask(engine, "64*6=?", GREEDY, seed=1)
+    (completion,) = sample_answers(engine, "64*6=?", GREEDY)
+    (again,) = sample_answers(engine, "64*6=?", GREEDY, seed=1)
     assert completion == again and completion.num_tokens > 10
     ids = [*prompt_ids(engine.tokenizer, "64*6=?"), *completion.token_ids]
     with torch.inference_mode():
@@ -41,10 +41,10 @@ def test_a_greedy_answer_takes_the_likeliest_token_each_time(opened):
 def test_sampled_answers_differ_and_their_seed_brings_them_back(opened):
     engine, _ = opened
     config = SamplingConfig(num_samples=4, temperature=1.0, min_p=0.0, max_completion_length=48)
-    first = ask(engine, "64*6=?", config)
+    first = sample_answers(engine, "64*6=?", config)
     assert len({completion.text for completion in first}) > 1
-    assert ask(engine, "64*6=?", config)[:2] == first[:2]
-    assert ask(engine, "64*6=?", config, seed=2)[0] != first[0]
+    assert sample_answers(engine, "64*6=?", config)[:2] == first[:2]
+    assert sample_answers(engine, "64*6=?", config, seed=2)[0] != first[0]
 
 
 def test_each_line_of_standard_input_is_a_question(unsloth_module, capsys, monkeypatch):
@@ -59,8 +59,8 @@ def test_what_is_cut_or_has_no_answer_is_named(unsloth_module, capsys):
     command = ["ask", "--model", BASE, "64*6=?", "--n", "2", "--temperature", "1"]
     assert main([*command, "--max-tokens", "4"]) == 0
     text = capsys.readouterr().out
-    assert text.count("answer: none in the form that was trained") == 2
-    assert text.count("cut after 4 tokens: raise --max-tokens") == 2
+    assert text.count("answer: none in the trained format") == 2
+    assert text.count("truncated after 4 tokens: raise --max-tokens") == 2
 
 
 @pytest.mark.parametrize(

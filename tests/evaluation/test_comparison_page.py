@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from browser import HOSTILE
 
-from sage_unsloth.evaluation.comparison_page import CASES, NAMES, TEXT, choose_cases
+from sage_unsloth.evaluation.comparison_page import CASES, MAX_NAMES, TEXT, choose_cases
 from sage_unsloth.evaluation.record_tables import record_set
 from sage_unsloth.evaluation.report import report_sets
 
@@ -84,6 +84,7 @@ def test_a_page_says_what_the_report_says(tmp_path):
     # Of each model the first correct and the first wrong sample, and the problem where it is known.
     shown = reader.inside("pre")
     assert shown[:4] == ["What is 1 < 2?", "0, 0", "0, 2", "0, 0"]
+    assert "<pre></pre>" not in page and "characters more" not in page
     assert any("T = 1" in text for text in reader.inside("p"))
 
 
@@ -106,7 +107,7 @@ def test_a_page_is_bounded(tmp_path):
         tmp_path,
     )
     assert len(page) < 60_000 + CASES * 3 * (TEXT + 500)
-    assert f"… and {300 - NAMES} more" in page
+    assert f"… and {300 - MAX_NAMES} more" in page
     assert f"… {50_000 - TEXT:,} characters more" in page
     summaries = Reader(page).inside("summary")
     assert sum("correct" in text for text in summaries) == CASES

@@ -15,7 +15,7 @@ from sage_unsloth.__main__ import main
 from sage_unsloth.evaluation.complete_sets import identities_of
 from sage_unsloth.evaluation.evaluator import (
     choose_engine,
-    evaluate,
+    evaluate_models,
     parse_benchmark,
 )
 from sage_unsloth.evaluation.figures import plot_differences
@@ -577,6 +577,6 @@ def test_the_library_prints_nothing(evaluated, adapter, caplog, capsys):
         ModelSpec(name="base", path=str(BASE)),
         ModelSpec(name="tuned", path=str(BASE), adapter=str(adapter)),
     ]
-    evaluate(models, [parse_benchmark("arithmetic", problems=3)], evaluated, config)
+    evaluate_models(models, [parse_benchmark("arithmetic", problems=3)], evaluated, config)
     assert "24 completions, 24 of them are in" in caplog.text
     assert not capsys.readouterr().out

@@ -30,7 +30,7 @@ def test_the_defaults_are_those_of_the_code(parser):
     fields = ("num_samples", "top_k", "max_completion_length", "seed")
     assert [getattr(found, flag) for flag in flags] == [getattr(sampling, f) for f in fields]
     assert found.temperature is found.top_p is found.min_p is None, "the run's, or the code's"
-    assert found.batch is None and found.engine == "auto"
+    assert found.batch is None and found.engine == "auto" and found.out == "runs/evaluation"
     assert parser.parse_args(["compare", "x"]).sets == ["x"]
     assert all(callable(parser.parse_args(line).act) for line in (REQUIRED, ["compare", "x"]))
 

@@ -6,7 +6,7 @@ import pytest
 from table_engine import CONFIG, ROWS, Table
 
 from sage_unsloth.evaluation.partial import _lengths, largest_part
-from sage_unsloth.evaluation.report import compare
+from sage_unsloth.evaluation.report import compare_sets
 from sage_unsloth.evaluation.report_text import report_text
 from sage_unsloth.sampling.record_sets import sample_and_grade
 
@@ -54,8 +54,8 @@ def killed(tmp_path):
 
 def test_a_report_on_what_both_have(killed, tmp_path):
     with pytest.raises(ValueError, match="every problem must have"):
-        compare([killed], tmp_path / "out")
-    result = compare([killed], tmp_path / "out", partial=True)
+        compare_sets([killed], tmp_path / "out")
+    result = compare_sets([killed], tmp_path / "out", partial=True)
     # In rounds of 1, 1, 2 and 2 samples, 11 lines are two of each problem, and three more.
     assert result["partial"] == {"toy": {"problems": 4, "of": 4, "samples": 2, "left_out": 16 + 3}}
     assert [(row["problems"], row["samples"]) for row in result["table"]] == [(4, 2)] * 2
@@ -80,22 +80,22 @@ def test_sets_from_before_rounds_keep_whole_problems(killed, tmp_path):
     whole.sort(key=lambda r: (order.index(r["problem_id"]), r["sample"]))
     lines = [json.dumps(r | {"run": run, "model": "cut"}) + "\n" for r in whole[:15]]
     path.write_text("".join(lines))
-    result = compare([killed], tmp_path / "out", partial=True)
+    result = compare_sets([killed], tmp_path / "out", partial=True)
     assert result["partial"] == {"toy": {"problems": 2, "of": 4, "samples": 6, "left_out": 12 + 3}}
-    line = "the 6 samples of 2 of 4 problems that all models have; what is missing may be what"
+    line = "the 6 samples of 2 of 4 problems that all models have; the missing ones may be"
     assert line in report_text(result)
 
 
 def test_whole_sets_are_not_called_partial(killed, tmp_path):
-    result = compare([killed / "whole.jsonl"], tmp_path / "out", partial=True)
+    result = compare_sets([killed / "whole.jsonl"], tmp_path / "out", partial=True)
     text = report_text(result)
     assert "toy: nothing is left out; all models have 6 samples of 4 problems." in text
     assert "Partial" not in text and "missing" not in text
-    again = compare([killed / "whole.jsonl"], tmp_path / "again")
+    again = compare_sets([killed / "whole.jsonl"], tmp_path / "again")
     assert result["table"] == again["table"]
 
 
 def test_nothing_in_common_is_named(killed, tmp_path):
     (killed / "cut.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"those on toy have none in common. Draw more"):
-        compare([killed], tmp_path / "out", partial=True)
+        compare_sets([killed], tmp_path / "out", partial=True)

@@ -38,7 +38,7 @@ from sage_unsloth.models.trained import read_run
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.quickstart import smoke_config
-from sage_unsloth.runs.settings import EVALUATION, SAVING, settings_of
+from sage_unsloth.runs.settings import EVALUATION, SAVING, config_settings
 from sage_unsloth.sampling.record_sets import prompt_ids
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.rlvr_stage import rlvr
@@ -402,8 +402,10 @@ def test_card_has_every_setting_that_changes_weights(stage, config):
     settings = json.loads(json.dumps({"stage": stage} | asdict(config)))
     table = card(record=RECORD | {"settings": settings}).split("## Trained with\n\n")[1]
     shown = re.findall(r"^\| ([\w.]+) \|", table.split("\n\n")[0], re.MULTILINE)
-    empty = {name for name, item in settings_of(config).items() if item.default in (None, "", ())}
-    groups = {name: item.group for name, item in settings_of(config).items()}
+    empty = {
+        name for name, item in config_settings(config).items() if item.default in (None, "", ())
+    }
+    groups = {name: item.group for name, item in config_settings(config).items()}
     others = {name for name, group in groups.items() if group in (EVALUATION, SAVING)}
     assert set(shown) - {"setting", "stage", "template"} == set(groups) - others - empty
     assert not {"save_steps", "report_to"} & set(shown)
@@ -501,6 +503,8 @@ def test_card_of_each_kind():
     assert "peft" not in card(kind="merged").split("## Versions")[0]
     assert 'folder = "me/mine"' in card(kind="merged")
     assert 'folder = "out"' in card(kind="merged", loads_from="out")
+    quantised = RECORD | {"settings": RECORD["settings"] | {"load_in_4bit": True}}
+    assert "BitsAndBytesConfig" in card(record=quantised) and "BitsAndBytesConfig" not in card()
     assert "llama-cli" in card(kind="gguf") and "library_name" not in card(kind="gguf")
     assert "which is not on the hub" in card(loads_on=None)
     assert "supervised fine-tuning" in card(record=RECORD | {"settings": {"stage": "sft"}})

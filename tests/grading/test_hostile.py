@@ -34,7 +34,7 @@ from sage_unsloth.grading.grader import Grader
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.grading.worker import LATE, Worker
 from sage_unsloth.runs.files import read_jsonl
-from sage_unsloth.runs.text import file_name, log_to_terminal, markdown, printable
+from sage_unsloth.runs.text import escape_markdown, file_name, log_to_terminal, printable
 
 ROOT = Path(__file__).parents[2]
 TERMINAL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\b\u202e\u2066\ud800"
@@ -586,12 +586,12 @@ def test_a_name_stays_in_its_folder(tmp_path, name):
 
 def test_markdown_shows_what_it_is_given():
     text = "</td>|<img src=x onerror=alert(1)>\n# h `c` [a](javascript:1) **b**\x1b"
-    shown = markdown(text)
+    shown = escape_markdown(text)
     assert "\n" not in shown and "\x1b" not in shown
     assert not any(shown[i - 1] != "\\" for i, c in enumerate(shown) if c in "<>|`*&")
     assert "[a\\](" in shown and shown.startswith("\\</td\\>\\|")
     assert (
-        markdown("sage-branch, 1.5B: [0.1, 0.2] (r_max = 8)")
+        escape_markdown("sage-branch, 1.5B: [0.1, 0.2] (r_max = 8)")
         == "sage-branch, 1.5B: [0.1, 0.2] (r_max = 8)"
     )
 

@@ -588,7 +588,7 @@ def test_a_kernel_that_cannot_confine_is_refused_unless_allowed():
     out, _ = without_layers("landlock")
     assert "must be confined (files, network, processes, limits)" in out
     assert "cannot confine files. Use Linux 5.13" in out and "--allow-unconfined" in out
-    assert "warn" in out.splitlines()[1] and "not kept from files" in out.splitlines()[1]
+    assert "warn" in out.splitlines()[1] and "cannot block files" in out.splitlines()[1]
     out, _ = without_layers("landlock and filter")
     assert "cannot confine files, network, processes, limits." in out
     out, err = without_layers("allowed: landlock and filter")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sage_unsloth.grading import grader as rewards
 from sage_unsloth.grading.checker import Checker, Grade, Kind, Verdict
 from sage_unsloth.grading.extraction import extract_answer
-from sage_unsloth.grading.grader import Grader, grade, own_grades
+from sage_unsloth.grading.grader import Grader, grade, grade_golds
 from sage_unsloth.grading.mathematics import normalise, plain_number
 from sage_unsloth.grading.reward import SolutionReward
 from sage_unsloth.models.embedded import data_folder
@@ -375,11 +375,11 @@ def test_a_verdict_says_how_the_grade_was_reached(grader):
 
 
 def test_golds_against_themselves(grader):
-    assert own_grades(grader, ["42", r"\frac{1}{2}"], ["42", "0.5"]) == ["correct"] * 2
+    assert grade_golds(grader, ["42", r"\frac{1}{2}"], ["42", "0.5"]) == ["correct"] * 2
     golds = ["42", "42}", r"\sqrt{2}", "?", r"\frac{", "hello)("]  # some are text, whatever it says
-    assert own_grades(grader, golds, golds) == ["correct"] * 2 + ["correct"] * 4
-    assert own_grades(grader, ["42", ""], ["42", "  "]) == ["correct", "unparsable"]
-    assert own_grades(grader, ["41"], ["42"]) == ["wrong"]
+    assert grade_golds(grader, golds, golds) == ["correct"] * 2 + ["correct"] * 4
+    assert grade_golds(grader, ["42", ""], ["42", "  "]) == ["correct", "unparsable"]
+    assert grade_golds(grader, ["41"], ["42"]) == ["wrong"]
 
 
 def test_lengths_must_agree(grader):

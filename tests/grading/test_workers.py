@@ -253,7 +253,11 @@ def is_running(pid):
 
 
 def test_the_budget_is_what_the_documents_say():
-    assert (workers_module.BATCH_LIMITS, workers_module.QUICK, workers_module.LEAST) == (
+    assert (
+        workers_module.BATCH_LIMITS,
+        workers_module.QUICK_FRACTION,
+        workers_module.QUICK_MINIMUM,
+    ) == (
         8,
         0.05,
         0.1,

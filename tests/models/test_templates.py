@@ -76,10 +76,10 @@ def test_a_conversation_without_a_system_turn_gets_the_projects_in_plain_transfo
     [
         (None, None, "project", "has none of its own"),
         (INSTRUCT, None, "model", "is an instruct model"),
-        (INSTRUCT, "project", "project", "as asked for"),
-        (INSTRUCT, "model", "model", "as asked for"),
+        (INSTRUCT, "project", "project", "as requested"),
+        (INSTRUCT, "model", "model", "as requested"),
         (BASE_WITH_ONE, None, "project", "so it is a base model"),
-        (BASE_WITH_ONE, "model", "model", "as asked for"),
+        (BASE_WITH_ONE, "model", "model", "as requested"),
         (NO_SYSTEM, None, "project", "takes no system turn"),
         (DROPS_SYSTEM, None, "project", "takes no system turn"),
     ],

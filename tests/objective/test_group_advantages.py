@@ -57,7 +57,7 @@ def slope_of_pass_at_k(p, k):
         # right 2(1 − 0), wrong −2·(1/3)·C(2, 1)/C(2, 1); right 2(1/3 − (2/3)(1/2)), wrong 0
         (rules.maxpo, {"k": 2}, [[2, -2 / 3], [0, 0], [None, 0], [0, None]]),
         # one right: R̄ = 1 − 3/6, σ = 1/2, wrong (1/2 − C(2, 1)/C(3, 1))/σ; three right: R̄ = 1
-        (rules.pass_at_k, {"k": 2}, [[1, -1 / 3], [0, 0], [None, 0], [0, None]]),
+        (rules.pass_at_k_advantages, {"k": 2}, [[1, -1 / 3], [0, 0], [None, 0], [0, None]]),
         # mean e^{2r} = (e² + 3)/4
         (
             rules.rs_grpo,
@@ -148,7 +148,7 @@ def test_expected_updates_of_large_groups(p):
     k, failing = 3, (1 - p) ** 3
     # of (2/k)·arcsin√F: F'/(k·√(F(1 − F)))
     arcsin = slope_of_pass_at_k(p, k) / (k * math.sqrt(failing * (1 - failing)))
-    assert large_groups(rules.pass_at_k, p, k=k) == pytest.approx(arcsin, rel=2e-2)
+    assert large_groups(rules.pass_at_k_advantages, p, k=k) == pytest.approx(arcsin, rel=2e-2)
 
 
 def test_pass_at_k_without_its_division_is_short_of_pass_at_k(p=0.3, n=8, k=4):
@@ -159,7 +159,7 @@ def test_pass_at_k_without_its_division_is_short_of_pass_at_k(p=0.3, n=8, k=4):
         failing = comb(n - c, k) / comb(n, k)
         sigma = math.sqrt(failing * (1 - failing)) + 1e-6
         score = group / p - (1 - group) / (1 - p)
-        update = (rules.pass_at_k(group, k=k) * sigma * score).mean().item()
+        update = (rules.pass_at_k_advantages(group, k=k) * sigma * score).mean().item()
         total += comb(n, c) * p**c * (1 - p) ** (n - c) * update
     assert total == pytest.approx((1 / k - 1 / n) * slope_of_pass_at_k(p, k))
 
@@ -194,7 +194,7 @@ def test_a_completion_without_a_reward_is_left_out_of_its_group():
         (small,) = advantages(rule, [[1.0, 0.0, 0.0, 0.0]], **settings)
         assert found == [[*small[:2], 0.0, *small[2:]], [0.0] * 5]
     # Groups that are smaller than k by this teach nothing.
-    for rule in (rules.pkpo, rules.maxpo, rules.pass_at_k):
+    for rule in (rules.pkpo, rules.maxpo, rules.pass_at_k_advantages):
         assert advantages(rule, [[1, 0, NAN, NAN, NAN]], k=3) == [[0.0] * 5]
 
 
@@ -212,8 +212,8 @@ def test_pkpo_anneals_k_in_a_straight_line():
         (rules.pkpo, {"k": 5}, "k must be a whole number from 1 to 4 for advantages='pkpo'"),
         (rules.pkpo, {"k_last": 0}, "k_last must be a whole number"),
         (rules.maxpo, {"k": 4}, "from 1 to 3 .*in groups of 4, got k=4"),
-        (rules.pass_at_k, {"k": 4}, "from 1 to 3"),
-        (rules.pass_at_k, {"k": 1.5}, "whole number"),
+        (rules.pass_at_k_advantages, {"k": 4}, "from 1 to 3"),
+        (rules.pass_at_k_advantages, {"k": 1.5}, "whole number"),
         (rules.w_reinforce, {"weight": -1}, "weight must be >= 0"),
         (rules.rs_grpo, {"beta": 0.0}, "beta must be > 0"),
         (rules.f_grpo, {"gamma": -0.5}, "gamma must be >= 0 for advantages='f-grpo', got -0.5"),
@@ -234,7 +234,7 @@ def test_settings_that_cannot_be_are_refused(rule, settings, message):
         rules.w_reinforce,
         rules.pkpo,
         rules.maxpo,
-        rules.pass_at_k,
+        rules.pass_at_k_advantages,
         rules.f_grpo,
         partial(rules.ucpo, mean_logps=torch.zeros(1, 4)),
     ],

@@ -75,9 +75,9 @@ def test_at_the_needed_beta_the_optimum_keeps_the_other_way():
         (0.05, "sequence", 0.1, "At β 0.05 this guide cannot change which solutions survive"),
         (0.05, "sequence", 0.1, "It would need β 0.77, or Σ log q that differs by 20 nats"),
         (1.0, "sequence", 0.1, "At β 1 this guide can change which solutions survive"),
-        (1.0, "sequence", 2.0, "It pays wrong completions more than correct ones."),
-        (0.05, "sequence", 2.0, "It pays wrong completions more than correct ones."),
-        (0.05, "token", 0.1, "acts as β 0.052 would instead of 0.05"),
+        (1.0, "sequence", 2.0, "It favours wrong completions over correct ones."),
+        (0.05, "sequence", 2.0, "It favours wrong completions over correct ones."),
+        (0.05, "token", 0.1, "acts like β 0.052 instead of 0.05"),
         (0.05, "token", 0.1, "With credit='sequence' it would need β 0.77"),
     ],
 )

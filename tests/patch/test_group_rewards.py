@@ -28,7 +28,7 @@ from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.resampling import dynamic_sampling
 from sage_unsloth.patch.trained_with import check_resumed
-from sage_unsloth.selftest.oracle import score
+from sage_unsloth.selftest.oracle import score_batch
 from sage_unsloth.trainers.trainer_names import ContractError
 
 pytestmark = pytest.mark.usefixtures("unsloth_module")
@@ -78,7 +78,7 @@ def third_of_text(prompt, completion):
         ("maxpo,k=3", lambda r: rules.maxpo(r, k=3), BRANCH, {}, {"kl_estimator": "k2"}),
         (
             "pass-at-k,k=2",
-            lambda r: rules.pass_at_k(r, k=2),
+            lambda r: rules.pass_at_k_advantages(r, k=2),
             OF_REFERENCE,
             {"scale_rewards": "batch"},
             {"log_entropy": True},
@@ -161,9 +161,9 @@ def test_the_kl_is_in_the_reward_and_not_in_the_loss(make_trainer, monkeypatch, 
     model = trainer.oracle_model.eval()
     model.load_state_dict(weights)
     with torch.no_grad():
-        logps, _ = score(texts(model), batch)
+        logps, _ = score_batch(texts(model), batch)
         with model.disable_adapter():
-            ref, _ = score(texts(model), batch)
+            ref, _ = score_batch(texts(model), batch)
     rewards = torch.tensor([[*trainer._logs["rewards"]["every_third"]]]).double()
     rewards = (rewards - 0.5 * (logps - ref).sum(1)).view(4, 4)
     expected = rules.rs_grpo(rewards) if text == "rs-grpo" else rewards - rewards.mean(1, True)
@@ -194,7 +194,7 @@ def test_unlikeliness_ranks_by_the_policy_that_drew(make_trainer, monkeypatch, s
         model = trainer.oracle_model.eval()
         model.load_state_dict(weights)
         with torch.no_grad():
-            logps, _ = score(texts(model), batch)
+            logps, _ = score_batch(texts(model), batch)
         torch.testing.assert_close(found.double(), logps, rtol=0, atol=5e-5)
         assert ("old_per_token_logps" in batch) == bool(settings)
     table = torch.tensor([*trainer._logs["advantages"]]).view(4, 4)
@@ -232,7 +232,7 @@ def test_unlikeliness_ranks_a_truncated_completion_by_its_own_tokens(
     batch = with_truncated(batch)
     model.load_state_dict(weights)
     with torch.no_grad():
-        logps, _ = score(texts(model), batch)
+        logps, _ = score_batch(texts(model), batch)
     torch.testing.assert_close(found.double(), logps, rtol=0, atol=5e-5)
     rewards = torch.tensor([[*map(float, trainer._logs["rewards"]["every_third"])]]).view(4, 4)
     means = (logps.sum(1) / batch["completion_mask"].sum(1)).view(4, 4)
@@ -253,9 +253,9 @@ def test_a_truncated_completion_pays_its_kl_in_the_reward(make_trainer, monkeypa
     batch = with_truncated(batch)
     model.load_state_dict(weights)
     with torch.no_grad():
-        logps, _ = score(texts(model), batch)
+        logps, _ = score_batch(texts(model), batch)
         with model.disable_adapter():
-            ref, _ = score(texts(model), batch)
+            ref, _ = score_batch(texts(model), batch)
     rewards = torch.tensor([*trainer._logs["rewards"]["every_third"]]).double()
     rewards = (rewards - 0.5 * (logps - ref).sum(1)).view(4, 4)
     table = torch.tensor([*trainer._logs["advantages"]]).double().view(4, 4)

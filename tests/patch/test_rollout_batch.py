@@ -160,7 +160,7 @@ def test_log_probs_over_a_part_of_the_vocabulary_stay_so(unsloth_module, name):
 
 
 def test_entropies_of_logits_by_slices(monkeypatch):
-    monkeypatch.setattr("sage_unsloth.patch.unsloth_scoring.LOGITS_AT_ONCE", 12)
+    monkeypatch.setattr("sage_unsloth.patch.unsloth_scoring.ENTROPY_PART", 12)
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]]]).repeat(3, 1, 1)
     found = entropies_of_logits(logits)
     assert found.shape == (3, 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import build_trainer, tiny_model
-from oracle import completion_rows, credited_advantages, in_completion_layout, score, texts
+from oracle import completion_rows, credited_advantages, in_completion_layout, score_batch, texts
 from trl_parity import REVERSE, RUNS, combinations, everything
 
 from sage_unsloth.methods.penalties import PENALTIES
@@ -57,12 +57,12 @@ def scored():
         key = tuple(inputs["prompt_ids"].flatten().tolist())
         if key not in kept:
             with torch.no_grad(), model.disable_adapter():
-                ref, _ = score(texts(model), inputs)
+                ref, _ = score_batch(texts(model), inputs)
             model.requires_grad_(False)
             named = {n: p for n, p in model.named_parameters() if "lora_" in n}
             for parameter in named.values():
                 parameter.requires_grad_(True)
-            kept[key] = (score(texts(model), inputs)[0], ref, named)
+            kept[key] = (score_batch(texts(model), inputs)[0], ref, named)
         return kept[key]
 
     return of

@@ -11,8 +11,8 @@ from sage_unsloth.planning.fitting import (
     check_fits,
     fit_to_memory,
     memory_of_card,
+    memory_savings,
     plan_setup,
-    remedies,
 )
 from sage_unsloth.planning.memory import (
     GIB,
@@ -387,7 +387,7 @@ def test_refusal_names_changes_in_order_with_what_they_save():
     ]
     assert lines[0].endswith("not enough") and lines[1].endswith(": enough")
     needed = memory_plan(setup, 22.0).needed
-    for line, (_, changed) in zip(lines, remedies(setup), strict=False):
+    for line, (_, changed) in zip(lines, memory_savings(setup), strict=False):
         plan = memory_plan(changed, 22.0)
         assert f"saves {(needed - plan.needed) / GIB:.1f} GiB" in line
 
@@ -396,7 +396,7 @@ def test_refusal_names_changes_in_order_with_what_they_save():
 @pytest.mark.parametrize("card", CARDS)
 def test_every_remedy_saves(model, card):
     setup = setup_for(MODELS[model], CARDS[card], recompute_logits=False, micro_batch=8)
-    for text, changed in remedies(setup):
+    for text, changed in memory_savings(setup):
         assert memory_plan(changed, 14.5).needed < memory_plan(setup, 14.5).needed, text
 
 

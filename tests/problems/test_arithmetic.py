@@ -236,7 +236,7 @@ def test_prompt_is_short():
 
 
 def test_tags_are_tokens_that_survive_decoding():
-    for tag in arithmetic.TAGS:
+    for tag in arithmetic.TEXT_TAGS:
         (token,) = tokenizer()(tag).input_ids
         assert tokenizer().decode([token], skip_special_tokens=True) == tag
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from research.cost import measurements, sizes
 from research.cost import report as cost_report
 from research.cost.command import main
+from research.cost.phases import timed_phases
 from research.cost.run import measure_costs
 from research.cost.sizes import Size
 from research.cost.variants import Variant, choose_variants
@@ -38,11 +40,12 @@ def test_every_variant_is_measured_and_written_down(report):
         assert (row["guide_share"] > 0) == (row["variant"] not in ("grpo", "materialised"))
     assert report["loss"][0]["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
     for row in report["step"]:
-        assert row["tokens_per_second"] > 0
+        assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-3)
+        assert row["shares"]["rollout"] > 0.1
     packages = report["environment"]["packages"]
     assert packages["unsloth"] and packages["torch"] and report["device"]
     assert json.loads((folder / "bench.json").read_text()) == report
-    assert [path.name for path in folder.iterdir()] == ["bench.json"]
+    assert {"bench.json", "bench.png", "bench.csv"} == {path.name for path in folder.iterdir()}
 
 
 def test_the_materialised_loss_is_the_guided_one(report):
@@ -158,6 +161,47 @@ def test_memory_that_is_free_decides_what_fits(monkeypatch):
     assert sizes.fits(Size(hidden=64, vocabulary=numbers - 1, length=1, batch=1))
 
 
+def test_growth_goes_to_the_size_that_was_asked_for(monkeypatch):
+    measured, settings = [], []
+
+    def measure_loss(place, size, chosen, rounds):
+        measured.append((size.length, size.batch, size.vocabulary))
+        return [{"variant": row.name, "seconds": [1.0]} for row in chosen]
+
+    monkeypatch.setattr(measurements, "measure_loss", measure_loss)
+    monkeypatch.setattr(
+        measurements, "one_step", lambda trainer, variant: {"seconds": 2.0, "phases": {}}
+    )
+    place = SimpleNamespace(trainer=lambda size, **s: settings.append((size.length, s)))
+    rows = measurements.measure_growth(
+        place, Size(hidden=64, vocabulary=400, length=80, batch=8), choose_variants()
+    )
+    assert measured == [
+        (20, 8, 400),
+        (40, 8, 400),
+        (80, 8, 400),
+        (80, 2, 400),
+        (80, 4, 400),
+        (80, 8, 400),
+        (80, 8, 100),
+        (80, 8, 200),
+        (80, 8, 400),
+    ]
+    assert settings == [
+        (32, {name: value})
+        for name in ("num_iterations", "gradient_accumulation_steps")
+        for value in (1, 2, 4)
+    ]
+    assert {row["variant"] for row in rows} == {"grpo", "sage-branch", "materialised"}
+    assert cost_report.growth_table({"growth": rows})[0] == {
+        "grows": "length",
+        "to": "20",
+        "variant": "grpo",
+        "seconds": "1",
+        "peak MiB": "",
+    }
+
+
 # --- meters ---------------------------------------------------------------------------------------
 
 
@@ -183,6 +227,27 @@ def test_the_peak_is_what_was_held_at_once():
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     peaks = [float(line) for line in done.stdout.split()]
     assert peaks == [pytest.approx(512, abs=24), pytest.approx(128, abs=24)]
+
+
+def test_a_phase_within_another_counts_once():
+    def reference():
+        time.sleep(0.02)
+
+    trainer = SimpleNamespace(
+        _generate=lambda: time.sleep(0.05),
+        _calculate_rewards=lambda: None,
+        compute_loss=lambda: None,
+        accelerator=SimpleNamespace(backward=lambda: None),
+    )
+    trainer._get_per_token_logps_and_entropies = reference
+    trainer.compute_loss = lambda: [trainer._get_per_token_logps_and_entropies(), time.sleep(0.01)]
+    before = dict(vars(trainer))
+    with timed_phases(trainer) as seconds:
+        trainer._generate()
+        trainer.compute_loss()
+    assert seconds["rollout"] >= 0.05 and seconds["reference"] >= 0.02
+    assert 0.01 <= seconds["loss"] < seconds["reference"]
+    assert vars(trainer) == before
 
 
 def test_every_variant_comes_first_once():

@@ -28,5 +28,6 @@ def test_mutants_are_noticed(file):
     assert now >= (0.95 if result["room"] in STRICT else 0.9) * counted
 
 
-def test_there_is_a_sample():
-    assert list(RESULTS.glob("*.json"))
+def test_every_room_has_a_sample():
+    rooms = {file.parent.name for file in (ROOT / "sage_unsloth").glob("*/__init__.py")}
+    assert rooms <= {file.stem for file in RESULTS.glob("*.json")}

@@ -13,10 +13,10 @@ from sage_unsloth.__main__ import main, make_parser
 from sage_unsloth.models.lora import LoraSettings
 from sage_unsloth.runs.settings import (
     GROUPS,
-    markdown_table,
+    config_settings,
     names_where,
     parse_settings,
-    settings_of,
+    settings_tables,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.setting_options import expand_config, recorded_command
@@ -46,7 +46,7 @@ def test_help_lists_every_setting_with_its_default_and_meaning(command):
     heavy, seconds = text.rsplit("|", 1)
     assert heavy.endswith("[]") and float(seconds) < 0.5
     joined = re.sub(r"\s", "", text)  # argparse breaks lines within words too
-    for name, one in settings_of(STAGES[command]).items():
+    for name, one in config_settings(STAGES[command]).items():
         assert f"--{name.replace('_', '-')}" in joined, name
         assert re.sub(r"\s", "", one.text) in joined, name
         assert f"default:{re.sub(r'[ ]', '', one.default_text)}" in joined, name
@@ -135,16 +135,16 @@ def test_choices_are_those_of_the_code_that_reads_them():
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 def test_a_field_says_what_it_is_on_a_line(stage):
-    table = markdown_table(stage)
+    table = settings_tables(stage)
     for one in fields(stage):
         assert one.metadata["group"] in GROUPS and one.metadata["text"]
         assert f"{one.name}: {one.metadata['text']}" in stage.__doc__
-    for name, item in settings_of(stage).items():
+    for name, item in config_settings(stage).items():
         limits = f" ({item.limits})" if item.limits else ""
         if "." not in name:
             assert f"{name}: {item.text}{limits}.\n" in stage.__doc__
         assert f"| `--{name.replace('_', '-')}` |" in table
-    assert settings_of(stage)["seed"].limits == ""
+    assert config_settings(stage)["seed"].limits == ""
     assert {*names_where(stage, "free")} >= {"save_steps", "report_to"}
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from table_engine import CONFIG, ROWS, Table
 
 import sage_unsloth
-from sage_unsloth.runs.checkpoints import KEPT, SIZES, keep_newest, last_checkpoint
+from sage_unsloth.runs.checkpoints import NUM_CHECKPOINTS, SIZES, keep_newest, last_checkpoint
 from sage_unsloth.runs.files import append_jsonl, read_json, read_jsonl, whole_folder, write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import open_run
@@ -24,7 +24,7 @@ from sage_unsloth.sampling.record_files import read_samples, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.trainers.finite import NotFiniteError
 from sage_unsloth.training.ledger import Ledger
-from sage_unsloth.training.stage import common_arguments, read_metrics, train
+from sage_unsloth.training.stage import common_arguments, read_metrics, run_trainer
 
 PACKAGE = Path(sage_unsloth.__file__).parent
 
@@ -149,7 +149,7 @@ def run_line(folder, resume=None, callback=None, **settings):
     trainer = line_trainer(folder, **settings)
     if callback is not None:
         trainer.add_callback(callback)
-    train(trainer, folder, "line", resume=resume)
+    run_trainer(trainer, folder, "line", resume=resume)
     return trainer.model.state_dict()
 
 
@@ -293,7 +293,7 @@ def test_none_is_deleted_before_the_new_one_is_complete(line_run, tmp_path, capl
     assert steps(tmp_path) == [3, 4, 5] and "so none is deleted: optimizer.pt" in caplog.text
     shutil.copytree(tmp_path / "checkpoint-4", tmp_path / "checkpoint-6")
     keep_newest(tmp_path, 6)
-    assert steps(tmp_path) == [4, 6] and KEPT == 2, "the incomplete one is not counted"
+    assert steps(tmp_path) == [4, 6] and NUM_CHECKPOINTS == 2, "the incomplete one is not counted"
 
 
 def test_the_disk_has_a_checkpoint_before_an_older_one_goes(line_run, tmp_path, monkeypatch):

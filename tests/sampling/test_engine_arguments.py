@@ -173,7 +173,7 @@ def test_a_temperature_that_vllm_does_not_take_is_refused_at_once(tmp_path):
 
 def test_arguments_of_vllm_are_for_vllm(tmp_path):
     with pytest.raises(ValueError, match="are for vLLM, got max_num_seqs with engine transformers"):
-        evaluator.evaluate(
+        evaluator.evaluate_models(
             [ModelSpec(name="m", path=str(BASE))],
             [evaluator.parse_benchmark("arithmetic", problems=2)],
             tmp_path,

@@ -1,6 +1,8 @@
 """The oracle is right: its model is transformers' Qwen2, its loss the formula, its terms a sum."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +38,12 @@ def test_the_decoder_is_transformers_qwen2_with_pefts_adapter(peft_model, adapte
         found = decoder_of(peft_model).logits(ids, adapted=adapted)
     # transformers takes RoPE's angles in float32.
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_the_base_of_rope_is_read_from_older_configurations_too(peft_model):
+    shape, settings = shape_of(peft_model.config), peft_model.config.to_dict()
+    older = SimpleNamespace(**(settings | {"rope_parameters": None, "rope_theta": 5e5}))
+    assert shape_of(older) == replace(shape, rope_theta=5e5)
 
 
 def test_another_family_is_refused(peft_model):

@@ -37,7 +37,9 @@ def go(tmp_path, monkeypatch):
 
     def run_checks(*checks, **options):
         lines = []
-        failures = run_selftest(command.FILE, checks=checks, print_line=lines.append, **options)
+        failures = run_selftest(
+            command.SELFTEST_FILE, checks=checks, print_line=lines.append, **options
+        )
         return json.loads((tmp_path / "selftest.json").read_text()), lines, failures
 
     return run_checks
@@ -61,7 +63,7 @@ def test_a_crash_is_one_row_and_the_rest_goes_on(go):
 @pytest.mark.long
 def test_a_hang_is_ended_at_its_limit(monkeypatch):
     monkeypatch.setattr(Check, "limit", 6)
-    monkeypatch.setattr(process, "LEAST", 1.0)
+    monkeypatch.setattr(process, "MIN_SECONDS", 1.0)
     done = list(findings_of(planted("hangs"), seconds=60))
     assert [f.name for f in done] == ["before the hang", "hangs"]
     assert done[1].status == FAILED and "within 6 s" in done[1].found and done[1].remedy
@@ -144,7 +146,7 @@ def test_doctor_runs_it_only_when_asked(monkeypatch, tmp_path, capsys):
     from sage_unsloth import doctor
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "run", lambda: 0)
+    monkeypatch.setattr(doctor, "run_checks", lambda: 0)
     called, real = [], run.run_selftest
 
     def run_selftest(file, again):
@@ -158,4 +160,4 @@ def test_doctor_runs_it_only_when_asked(monkeypatch, tmp_path, capsys):
     assert "| fine | passed |" in capsys.readouterr().out, "the block for a report"
     assert main(["doctor", "--again"]) == 2
     assert "need --deep" in capsys.readouterr().err
-    assert command.FILE == "selftest.json"
+    assert command.SELFTEST_FILE == "selftest.json"

@@ -57,7 +57,7 @@ def test_sixty_questions_of_ones_own(tmp_path):
     said = kill_once(tmp_path, "out/runs/*/metrics.jsonl", signal.SIGINT)
     assert "To resume: python -m sage_unsloth study" in said
     assert "2 points x 2 training seeds: grpo beta=0.05, mine:rule beta=0.2" in said
-    assert "How long that takes is known after the first run" in said
+    assert "The time is estimated after the first run" in said
     kill_once(tmp_path, "out/results/*_seed-1.json", signal.SIGKILL)
     complete = {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/results/*.json")}
     last = start(tmp_path)

@@ -42,7 +42,7 @@ def test_the_cost_is_said_and_then_measured(tmp_path):
     text = cost_text(plan, jobs, 2)
     assert f"about {round(seconds / 2 / 60)} min, 2 at a time, at the pace of an idle core" in text
     unknown = replace(plan, task=replace(plan.task, seconds={}))
-    assert "known after the first run" in cost_text(unknown, jobs, 2)
+    assert "estimated after the first run" in cost_text(unknown, jobs, 2)
     (tmp_path / "results").mkdir()
     done = {"point": "grpo beta=0.05", "seconds": {"train": 100.0, "evaluate": 64.0}}
     plan.result("grpo_beta-0.05_seed-1").write_text(json.dumps(done))

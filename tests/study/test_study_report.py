@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from sage_unsloth.evaluation.metrics import pass_at_k
+from sage_unsloth.study.chord import Place
 from sage_unsloth.study.crossed import crossed_interval
+from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.publish import draw
 from sage_unsloth.study.records import write_records
 from sage_unsloth.study.report import GUESSING, NO_DOSE, ONE_SEED, judge_difference, make_report
-from sage_unsloth.study.text import cell, markdown, summary
+from sage_unsloth.study.text import cell, claim_lines, report_markdown, summary
 
 N, PROBLEMS = 16, 60
 ENVIRONMENT = {
@@ -141,6 +143,26 @@ def test_claims_are_judged_after_holm_and_count_also_where_they_fail(made):
     assert made[1]["comparisons"] == 12 + 9 + beside
 
 
+def test_claims_that_were_named_late_are_listed(made):
+    claims = [row | {"runs_complete": 2 * (row["claim"] == "b")} for row in made[1]["claims"]]
+    assert claim_lines(made[1] | {"claims": claims})[1:] == [
+        "Named only after runs were complete: b."
+    ]
+
+
+def test_a_line_has_a_value_between_neighbours_that_are_a_factor_2_apart():
+    """Half-way in pass@1, and .7 where the line has .5 in pass@k."""
+
+    def place(first, many):
+        return Place(*(np.full((2, 3), value) for value in (first, many)))
+
+    point, (low, high) = place(0.5, 0.7), (place(0.4, 0.4), place(0.6, 0.6))
+    nodes = {end: [LineNode("a", 1.0, low), LineNode("b", end, high)] for end in (2.0, 2.1)}
+    assert distance_to_line(point, nodes[2.0], steps=True).mean == pytest.approx(0.2)
+    assert distance_to_line(point, nodes[2.1], steps=True) is None
+    assert distance_to_line(point, nodes[2.1], steps=False).mean == pytest.approx(0.2)
+
+
 def test_groups_add_up_to_the_change_of_the_mean(made):
     one = made[1]["sets"]["own"]
     parts = one["groups"]["parts"]["grpo beta=0.05"]
@@ -166,7 +188,7 @@ def test_no_verdict_on_a_guide_that_did_nothing():
     assert row["no_verdict"] and row["log_guide_sum"] == pytest.approx(0.001)
     verdicts = report["sets"]["own"]["points"]["sage-branch beta=0.05"]["verdicts"]
     assert verdicts["to_baseline@8"] == NO_DOSE and verdicts["to_start@8"] != NO_DOSE
-    assert "No verdict on `sage-branch beta=0.05`" in markdown(report)
+    assert "No verdict on `sage-branch beta=0.05`" in report_markdown(report)
 
 
 def test_a_guide_whose_mean_cancels_is_not_one_that_did_nothing():
@@ -179,14 +201,14 @@ def test_a_guide_whose_mean_cancels_is_not_one_that_did_nothing():
 
 
 def test_the_dose_of_correct_and_of_wrong_completions_apart(made):
-    text = markdown(made[1]).partition("## Dose of the guides")[2]
+    text = report_markdown(made[1]).partition("## Dose of the guides")[2]
     assert "Σ log q, correct | Σ log q, wrong |" in text and "| +0.125 | +0.500 |" in text
-    assert "Paid wrong completions more than correct ones: `sage-branch beta=0.05`" in text
+    assert "Favoured wrong completions over correct ones: `sage-branch beta=0.05`" in text
     data = records() | {
         "doses": [{"point": "sage-branch beta=0.05", "correct": 0.5, "wrong": None}]
     }
-    text = markdown(make_report(data))
-    assert "| +0.500 | – |" in text and "Paid wrong" not in text
+    text = report_markdown(make_report(data))
+    assert "| +0.500 | – |" in text and "Favoured wrong" not in text
 
 
 def test_one_seed_gives_intervals_and_no_verdict():
@@ -199,12 +221,12 @@ def test_one_seed_gives_intervals_and_no_verdict():
 def test_equal_counts_have_no_interval(made):
     assert cell({"mean": 0.0, "low": 0.0, "high": 0.0}) == "+.000"
     assert cell({"mean": 0.25, "low": 0.125, "high": 0.5}) == "+.250 [+.125, +.500]"
-    assert "A mean without an interval is of equal counts" in markdown(made[1])
+    assert "A mean without an interval is of equal counts" in report_markdown(made[1])
 
 
 def test_the_report_in_words_and_figures(made, tmp_path):
     data, report = made
-    text = markdown(report)
+    text = report_markdown(report)
     answer = text.partition("![frontier]")[0]
     for part in ("`maxrl beta=0.05`", "against the start model", "highest line", "`a`"):
         assert part in answer, part

@@ -48,7 +48,7 @@ def installed(monkeypatch):
 )
 def test_which_vllm_is_one_for_processors(installed, versions, expected):
     installed(**versions)
-    assert cpu_vllm.is_installed() is expected
+    assert cpu_vllm.has_cpu_vllm() is expected
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a card vLLM is another one")
@@ -74,7 +74,7 @@ def test_an_older_processor_keeps_its_own_library(monkeypatch, newest, there):
     monkeypatch.delitem(sys.modules, cpu_vllm.NEWEST, raising=False)
     for name in ("_is_avx512_supported", "_is_avx512_bf16_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: newest)
-    monkeypatch.setattr(cpu_vllm, "is_installed", lambda: there)
+    monkeypatch.setattr(cpu_vllm, "has_cpu_vllm", lambda: there)
     cpu_vllm.keep_one_library()
     found = sys.modules.pop(cpu_vllm.NEWEST, None)
     assert (found is not None) is (there and not newest)

@@ -252,7 +252,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
     read off the trainer.
     """
     algorithm, seen = get_algorithm(name), {}
-    real = stage.train
+    real = stage.run_trainer
 
     def watched(trainer, *args, **kwargs):
         seen["args"] = trainer.args
@@ -264,7 +264,7 @@ def test_every_row_trains_with_its_settings(name, merged, unsloth_module, tmp_pa
 
     seen["patched"], unpatched = False, UnslothHook.apply
     monkeypatch.setattr(UnslothHook, "apply", apply)
-    monkeypatch.setattr(stage, "train", watched)
+    monkeypatch.setattr(stage, "run_trainer", watched)
     config = replace(
         smoke_config().rlvr,
         learning_rate=5e-3,

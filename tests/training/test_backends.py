@@ -16,7 +16,7 @@ from sage_unsloth.runs.record import open_run, refuse_other_settings
 from sage_unsloth.sampling.engine_choice import RolloutError
 from sage_unsloth.sampling.server_calls import check_requests
 from sage_unsloth.trainers import backends
-from sage_unsloth.training.by_trl import check_trl, keep_base_as_reference
+from sage_unsloth.training.by_trl import check_trl_config, keep_base_as_reference
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_config import SftConfig
 from sage_unsloth.training.stage import run_settings
@@ -165,7 +165,7 @@ def test_a_process_has_one_backend(unsloth_module, monkeypatch):
 
 
 def test_what_trls_trainer_cannot_train_is_refused(monkeypatch):
-    check_trl(RlvrConfig(backend="trl"))
+    check_trl_config(RlvrConfig(backend="trl"))
     for settings, message in (
         (dict(load_in_4bit=True), "Set load_in_4bit=False"),
         (dict(recompute_logits=True), "Set recompute_logits=False"),
@@ -177,13 +177,13 @@ def test_what_trls_trainer_cannot_train_is_refused(monkeypatch):
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            check_trl(RlvrConfig(backend="trl", **settings))
+            check_trl_config(RlvrConfig(backend="trl", **settings))
     with pytest.raises(ValueError, match="Set backend=trl"):
-        check_trl(RlvrConfig(rollouts="server"))
+        check_trl_config(RlvrConfig(rollouts="server"))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    check_trl(RlvrConfig(backend="trl"))
+    check_trl_config(RlvrConfig(backend="trl"))
     with pytest.raises(ValueError, match="Set eval_steps=0"):
-        check_trl(RlvrConfig(backend="trl", eval_steps=5))
+        check_trl_config(RlvrConfig(backend="trl", eval_steps=5))
 
 
 def test_the_reference_is_the_model_without_adapters():

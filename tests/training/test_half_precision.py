@@ -64,7 +64,7 @@ def test_sft_trains_in_the_format(exact, tmp_path, dtype):
     rounding = torch.finfo(getattr(torch, dtype)).eps
     assert half[0]["loss"] == pytest.approx(single[0]["loss"], rel=8 * rounding)
     assert half[0]["loss"] != single[0]["loss"]
-    assert (loss_scale.SCALE in half[0]) == (dtype == "float16")
+    assert (loss_scale.LOSS_SCALE in half[0]) == (dtype == "float16")
     adapter = load_file(merged.parent / "adapter" / "adapter_model.safetensors")
     assert {w.dtype for w in adapter.values()} == {torch.float32}
     assert any("lora_B" in name and w.any() for name, w in adapter.items())
@@ -94,7 +94,7 @@ def test_a_step_that_overflows_in_float16_is_skipped_and_counted(
     monkeypatch.setattr(torch.amp, "GradScaler", large)
     weights, rows = trained(tmp_path / "whole", "float16", max_steps=3, save_steps=1)
     assert [row[loss_scale.SKIPPED] for row in rows] == [1, 0, 0]
-    assert [row[loss_scale.SCALE] for row in rows] == [2.0**16] * 3
+    assert [row[loss_scale.LOSS_SCALE] for row in rows] == [2.0**16] * 3
     assert "grad_norm" not in rows[0] and rows[1]["grad_norm"] > 0
     assert rows[1]["kl/ref_k3"] == pytest.approx(0, abs=1e-6), "nothing was trained by step 1"
     assert any("lora_B" in name and w.any() for name, w in weights.items())

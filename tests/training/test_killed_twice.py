@@ -27,6 +27,7 @@ CASES = {
     "none": dict(advantages="unlikeliness", kl_in="reward"),
     "adaptive": dict(credit="sequence", kl_estimator="k2", advantages="pkpo,k=2"),
     "token": dict(eval_steps=1, eval_samples=2, eval_rows=4, patience=3),
+    "dropout": dict(rehearsal_coef=0.5, rehearsal="js,samples=2,batch=2,problems=8"),
 }
 ROOT = Path(__file__).parents[2]
 
@@ -87,12 +88,14 @@ def main(backend, folder, cases):
     start = sft(smoke.sft, data_folder() / BASE_MODEL, arithmetic.problems("sft"), folder / "sft")
 
     def train(case, out, *callbacks):
-        config = replace(smoke.rlvr, backend=backend, **common, **CASES[case])
+        lora = replace(smoke.rlvr.lora, dropout=0.2 if case == "dropout" else 0.0)
+        config = replace(smoke.rlvr, backend=backend, lora=lora, **common, **CASES[case])
         guide = {
             "random": RandomGuide(CosineSchedule(0.5, 0.5)),
             "none": None,
             "adaptive": AdaptiveGuide(BranchGuide(threshold=0.5), target=0.01),
             "token": TokenGuide(),
+            "dropout": None,
         }[case]
         rows = arithmetic.problems("train")
         rewards = ["answer"] if config.eval_steps else [by_length]

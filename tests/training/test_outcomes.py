@@ -21,9 +21,9 @@ from sage_unsloth.training.ledger import Ledger
 from sage_unsloth.training.outcomes import (
     COURSE,
     advice,
-    course,
     evaluation_command,
     finished_text,
+    training_curve_rows,
     verifier_options,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -116,23 +116,25 @@ def test_answers_that_cannot_be_read_are_a_column_and_get_advice():
     """Of 20 steps the last two count: 3 + 7 of their 8 + 8 completions."""
     steps = [graded(i, unparsable=8) for i in range(1, 19)]
     steps += [graded(19, correct=3, wrong=2, unparsable=3), graded(20, timed_out=1, unparsable=7)]
-    assert [row["no answer"] for row in course(steps)] == ["1.000", "0.625"]
+    assert [row["no answer"] for row in training_curve_rows(steps)] == ["1.000", "0.625"]
     assert advice(steps, PROJECT_PROMPT).startswith(
-        "62% of the last completions hold no readable answer"
+        "62% of the last completions have no readable answer"
     )
     assert advice([*steps[:-1], graded(20, wrong=5, unparsable=3)], PROJECT_PROMPT) == ""
 
 
 def test_where_no_answer_is_checked_there_is_no_such_column():
     for steps in ([{"step": 1, "reward": 0.0}], [graded(1)]):
-        assert "no answer" not in course(steps)[0] and advice(steps, PROJECT_PROMPT) == ""
+        assert (
+            "no answer" not in training_curve_rows(steps)[0] and advice(steps, PROJECT_PROMPT) == ""
+        )
 
 
 def test_every_column_of_a_course_is_in_one_line_of_80():
     """Of a long run, with completions of thousands of tokens and steps of minutes."""
     step = graded(1, correct=8) | dict.fromkeys(COURSE, 0.1234)
     step |= {"completions/mean_length": 1234.56, "seconds": 123.4}
-    lines = table_text(course([step] * 1000), 80).splitlines()
+    lines = table_text(training_curve_rows([step] * 1000), 80).splitlines()
     assert len(lines) == 3
     header = ["steps", "reward", "KL", "entropy", "guide", "tokens", "cut", "dead", "s"]
     assert lines[0].split() == [*header, "no", "answer"] and len(lines[0]) <= 80

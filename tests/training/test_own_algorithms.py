@@ -111,7 +111,7 @@ def test_what_packages_bring_is_listed_and_a_broken_one_is_named(packages):
     assert "broken cannot be used: RuntimeError: no such card from breaking 1.2" in text
     assert "grpo (lifting 1.2) cannot be used: the name grpo is of this package's table" in text
     # The table of the documents is of this package alone.
-    assert "lifting" not in algorithms.markdown_table()
+    assert "lifting" not in algorithms.algorithm_table()
 
 
 def test_code_of_ones_own_is_recorded_by_its_file(here):

@@ -84,7 +84,7 @@ def test_a_file_in_gsm8ks_form_trains_and_evaluates_in_the_format_of_its_sft(
         assert settings["provenance"][0]["answer_pattern"] == "#### (.+)"
         drawn = settings["settings"]["sampling"]
         assert drawn["min_p"] == read_json(out / "run.json")["settings"]["min_p"] == 0
-    assert "drawn as in training: top_p 1, min_p 0." in capsys.readouterr().out
+    assert "sampled as in training: top_p 1, min_p 0." in capsys.readouterr().out
     assert main([*command, "--tags", "boxed"]) == 2
 
 

@@ -11,7 +11,7 @@ from sage_unsloth.grading.reward_functions import get_rewards
 from sage_unsloth.grading.total_reward import TotalReward
 from sage_unsloth.prompts import prompt_format
 from sage_unsloth.sampling.engines import Completion, InBatches
-from sage_unsloth.training.preflight import boxed_share, remedies, signal, untold_groups
+from sage_unsloth.training.preflight import boxed_share, signal, suggest_fixes, untold_groups
 
 
 def record(problem, grade, *, tag=True, finished=True, tokens=10):
@@ -65,7 +65,7 @@ HEALTHY = {"solve_rate": 0.4, "format_rate": 0.9, "truncation_rate": 0.1, "dead_
 def test_advice(changes, advice):
     import re
 
-    found = remedies(HEALTHY | changes, 64)
+    found = suggest_fixes(HEALTHY | changes, 64)
     assert len(found) == len(advice)
     assert all(re.search(pattern, text) for pattern, text in zip(advice, found, strict=True))
 
@@ -102,7 +102,7 @@ def test_a_preflight_grades_as_rl_rewards(tmp_path, unsloth_module):
 
 def test_who_was_asked_for_a_box_is_not_sent_to_one():
     boxed = prompt_format(tags=["boxed"])
-    (advice,) = remedies(HEALTHY | {"format_rate": 0.1}, 64, boxed)
+    (advice,) = suggest_fixes(HEALTHY | {"format_rate": 0.1}, 64, boxed)
     assert r"hold one answer in \boxed{}" in advice and "--tags" not in advice
 
 

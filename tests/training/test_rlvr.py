@@ -186,7 +186,7 @@ def test_killed_in_the_second_pass_over_the_rows_goes_on_to_the_same_weights(
     config = replace(RLVR, max_steps=5, save_steps=3, preflight_prompts=0)
     lively = {"rewards": [by_length]}  # so that every group teaches something
     expected = adapter_weights(rlvr(config, merged, TRAIN[:4], tmp_path / "whole", **lively))
-    train = stage.train
+    train = stage.run_trainer
 
     def stopped(trainer, *args, **kwargs):
         step = trainer.training_step
@@ -264,7 +264,7 @@ def test_settings_that_unsloth_would_change_reach_the_trainer(merged, tmp_path, 
         seen["args"] = trainer.args
         raise InterruptedError
 
-    monkeypatch.setattr(module, "train", stop)
+    monkeypatch.setattr(module, "run_trainer", stop)
     config = replace(
         RLVR, loss_type="dapo", epsilon_high=0.25, top_p=0.9, min_p=0.02, temperature=0.8
     )
@@ -300,7 +300,7 @@ def test_every_other_setting_reaches_trainer_adapter_and_unsloth(merged, tmp_pat
         seen["trainer"] = trainer
         raise InterruptedError
 
-    monkeypatch.setattr(module, "train", stop)
+    monkeypatch.setattr(module, "run_trainer", stop)
     lora = LoraSettings(rank=4, alpha=12, targets=("q_proj", "down_proj"))
     config = replace(
         RLVR,

@@ -60,7 +60,7 @@ def first_batch(monkeypatch, config, rows, folder):
         seen["batch"] = trainer.data_collator([trainer.train_dataset[0]])
         raise Stop
 
-    monkeypatch.setattr(module, "train", stop)
+    monkeypatch.setattr(module, "run_trainer", stop)
     with pytest.raises(Stop):
         sft(config, BASE, rows, folder)
     return seen["batch"]["input_ids"][0], seen["batch"]["labels"][0]
@@ -90,7 +90,9 @@ def test_killed_while_merging_only_merges(whole_run, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(whole_run, folder)
     shutil.rmtree(folder / "model")
-    monkeypatch.setattr(module, "train", lambda *a, **k: pytest.fail("nothing is to be trained"))
+    monkeypatch.setattr(
+        module, "run_trainer", lambda *a, **k: pytest.fail("nothing is to be trained")
+    )
     sft(CONFIG, BASE, ROWS, folder)
     found = load_file(folder / "model" / "model.safetensors")
     expected = load_file(whole_run / "model" / "model.safetensors")

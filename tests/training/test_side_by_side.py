@@ -73,7 +73,7 @@ def test_as_many_as_cores_and_memory_allow(tmp_path, monkeypatch):
     try:
         count, why = choose_processes(two, None, long=True)
         assert count == 1 and why.startswith("1 core,")
-        assert choose_processes(two, 4, long=True) == (2, "as asked for")
+        assert choose_processes(two, 4, long=True) == (2, "as requested")
     finally:
         os.sched_setaffinity(0, cores)
     assert choose_processes(two, None, long=False)[0] == 1

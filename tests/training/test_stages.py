@@ -24,7 +24,7 @@ from sage_unsloth.problems.corpora import sft_corpus
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.training.algorithms import get_algorithm
-from sage_unsloth.training.outcomes import course
+from sage_unsloth.training.outcomes import training_curve_rows
 from sage_unsloth.training.recipes import run_rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import read_metrics
@@ -79,8 +79,8 @@ def train(sft_run, out, *more):
 
 ONCE = (
     "check_request", "check_tracker", "check_processes", "check_judges", "check_evaluations",
-    "check_golds", "check_rehearsal", "check_fits", "check_room", "check_rows",
-    "compare", "begin", "run_job", "resolve",
+    "check_row_golds", "check_rehearsal", "check_fits", "check_room", "check_rows",
+    "compare", "begin", "run_rlvr_job", "resolve_rlvr",
 )  # fmt: skip
 """Functions of this package that a run calls at most once."""
 
@@ -143,7 +143,7 @@ def test_held_out_problems_are_not_trained_on(sft_run, unsloth_module, monkeypat
         seen["rows"] = job.rows
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "run_job", stop)
+    monkeypatch.setattr(stages, "run_sft_job", stop)
     with pytest.raises(KeyboardInterrupt):
         stages.run_sft(tmp_path, model="arithmetic-base", held_out=8)
     corpus = sft_corpus(load_tokenizer(data_folder() / "arithmetic-base"), 160, data="arithmetic")
@@ -169,7 +169,7 @@ def test_rl_trains_from_the_sft_run(sft_run, rl_run, capsys):
 def test_a_run_reads_loads_and_checks_once(sft_run, rl_calls):
     assert rl_calls["tokenizer"] == 1
     assert rl_calls[sft_run / "run.json"] <= 1  # 0 where this process has read it before
-    for name in ("check_request", "check_judges", "Ledger.compare", "Ledger.begin", "resolve"):
+    for name in ("check_request", "check_judges", "Ledger.compare", "Ledger.begin", "resolve_rlvr"):
         assert rl_calls[name] == 1, name
     assert not {name: count for name, count in rl_calls.items() if count > 1}
 
@@ -220,7 +220,7 @@ def test_a_run_that_trained_no_step_takes_new_settings(sft_run, tmp_path, monkey
     def out_of_memory(*args, **kwargs):
         raise ValueError("no memory left")
 
-    monkeypatch.setattr(module, "train", out_of_memory)
+    monkeypatch.setattr(module, "run_trainer", out_of_memory)
     assert train(sft_run, tmp_path / "run") == 2
     monkeypatch.undo()
     assert train(sft_run, tmp_path / "run", "--set", "micro_batch_size=4") == 0
@@ -361,14 +361,16 @@ def test_what_cannot_fit_is_refused_before_anything_is_loaded(
     distill = replace(MODELS["r1-distill-qwen-7b"])
     point = StartingPoint(distill, starting_point(sft_run, "sft").model)
     monkeypatch.setattr(stages, "starting_point", lambda *a: point)
-    monkeypatch.setattr(stages, "resolve", lambda *a, **k: pytest.fail("nothing is to be trained"))
+    monkeypatch.setattr(
+        stages, "resolve_rlvr", lambda *a, **k: pytest.fail("nothing is to be trained")
+    )
     with pytest.raises(ValueError, match=r"(?s)must fit the GPU's 7.2 GiB.*What to change"):
         run_rlvr(tmp_path / "run", algorithm="grpo", start="x", memory=8.0, data="arithmetic")
 
 
 def test_a_course_is_the_first_and_the_last_tenth():
     metrics = [{"step": i, "reward": float(i > 10)} for i in range(1, 21)]
-    assert course(metrics) == [
+    assert training_curve_rows(metrics) == [
         {"steps": "first 2", "reward": "0.000"},
         {"steps": "last 2", "reward": "1.000"},
     ]
@@ -377,8 +379,8 @@ def test_a_course_is_the_first_and_the_last_tenth():
 def test_dead_groups_are_those_of_the_rule():
     """An all-wrong group teaches under nsr, though its rewards are equal."""
     step = {"frac_reward_zero_std": 0.75}
-    assert course([step])[0]["dead"] == "0.750"
-    assert course([step | {"advantages/dead_groups": 0.25}])[0]["dead"] == "0.250"
+    assert training_curve_rows([step])[0]["dead"] == "0.750"
+    assert training_curve_rows([step | {"advantages/dead_groups": 0.25}])[0]["dead"] == "0.250"
 
 
 def test_an_algorithm_of_ones_own(sft_run, tmp_path):
