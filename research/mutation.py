@@ -149,13 +149,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("room", help="a folder of the package, or a file of it")
-    parser.add_argument("--tests", nargs="+", help="default: the folder of the room in tests/")
+    parser.add_argument(
+        "--tests", nargs="+", help="default: the folder of the room in tests/, or its file"
+    )
     parser.add_argument("--sample", type=int, default=40, help="mutants (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("-n", type=int, default=1, help="at a time (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/mutation"))
     options = parser.parse_args()
-    tests = options.tests or [f"tests/{options.room.split('/')[0]}"]
+    name = options.room.split("/")[0]
+    usual = f"tests/{name}" if (ROOT / "tests" / name).is_dir() else f"tests/test_{name}.py"
+    tests = options.tests or [usual]
     result = mutate(options.room, tests, options.sample, options.seed, options.n)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / f"{options.room.removesuffix('.py').replace('/', '_')}.json"

@@ -108,11 +108,6 @@ def error_bars(result: Iterable[Mapping[str, float]]) -> list[list[float]]:
     ]
 
 
-def leaves_out_0(result: Mapping[str, float]) -> bool:
-    """Whether the interval of a difference excludes 0."""
-    return result["low"] > 0 or result["high"] < 0
-
-
 def line_styles(names: Iterable[str], first: int = 0) -> dict[str, dict[str, Any]]:
     """Colour, marker and line of each name in a figure, for matplotlib.
 

@@ -12,6 +12,7 @@ import pytest
 import sage_unsloth
 from sage_unsloth import front
 from sage_unsloth.models.embedded import locate_model
+from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.prompts import prompt_format
 
 ROOT = Path(__file__).parent.parent
@@ -61,9 +62,10 @@ def test_solutions_are_taught_in_their_tags_if_they_fit(tmp_path):
     rows = [{"problem": "1+1=?", "solution": text, "answer": "2"} for text in ("1+1 is 2", long)]
     file.write_text("\n".join(map(json.dumps, rows)))
     prompt = prompt_format(tags=["think-answer"])
-    _, tokenizer = sage_unsloth.load_policy(locate_model("arithmetic-base"))
-    limits = {"tokenizer": tokenizer, "max_tokens": 200}
-    data = sage_unsloth.load_dataset(str(file), stage="sft", prompt=prompt, **limits)
+    tokenizer = load_tokenizer(locate_model("arithmetic-base"))
+    data = sage_unsloth.load_dataset(
+        str(file), tokenizer, stage="sft", max_tokens=200, prompt=prompt
+    )
     (taught,) = data.dataset["completion"]
     assert taught[0]["content"] == "<think>1+1 is 2</think><answer>2</answer>"
     assert data.counts["whole row <= 200 tokens"] == 1

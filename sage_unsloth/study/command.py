@@ -21,7 +21,7 @@ def add_study(commands: Any) -> None:
         default=[],
         metavar="NAME[=VALUES][:SETTING=VALUES]",
         help="algorithms of train --list or your own module:name, with values of their strength or "
-        "of any numeric setting, separated by commas: grpo=0.05,0.2 pkpo:k=4 "
+        "of any numeric setting, separated by commas: grpo=0.05 pkpo:k=4 "
         "sage-branch:threshold=.8:ratio=.1; the first point is the baseline",
     )
     parser.add_argument("--seeds", type=int, metavar="COUNT", help="training seeds of each point")

@@ -138,7 +138,7 @@ def limit(kind, value):
         limit(resource.RLIMIT_AS, 2**24),
         limit(resource.RLIMIT_FSIZE, 2**20),
         lambda pid: os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))}),
-        lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 5),
+        lambda pid: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + 1),
         lambda pid: os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0)),
         lambda pid: os.kill(pid, signal.SIGKILL),
     ],
@@ -171,7 +171,7 @@ def test_a_server_that_is_changed_under_every_program_gives_no_grade(grader, mon
 
     def start_and_change():
         started()
-        os.setpriority(os.PRIO_PROCESS, server_of(worker), 3)
+        os.setpriority(os.PRIO_PROCESS, server_of(worker), 15)
 
     monkeypatch.setattr(worker, "start", start_and_change)
     worker.stop()

@@ -145,9 +145,8 @@ def test_claims_are_judged_after_holm_and_count_also_where_they_fail(made):
 
 def test_claims_that_were_named_late_are_listed(made):
     claims = [row | {"runs_complete": 2 * (row["claim"] == "b")} for row in made[1]["claims"]]
-    assert claim_lines(made[1] | {"claims": claims})[1:] == [
-        "Named only after runs were complete: b."
-    ]
+    (late,) = claim_lines(made[1] | {"claims": claims})[1:]
+    assert late.endswith(": b.")
 
 
 def test_a_line_has_a_value_between_neighbours_that_are_a_factor_2_apart():
