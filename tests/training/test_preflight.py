@@ -103,7 +103,7 @@ def test_a_preflight_grades_as_rl_rewards(tmp_path, unsloth_module):
 def test_who_was_asked_for_a_box_is_not_sent_to_one():
     boxed = prompt_format(tags=["boxed"])
     (advice,) = suggest_fixes(HEALTHY | {"format_rate": 0.1}, 64, boxed)
-    assert r"hold one answer in \boxed{}" in advice and "--tags" not in advice
+    assert r"have one answer in \boxed{}" in advice and "--tags" not in advice
 
 
 @pytest.mark.long
