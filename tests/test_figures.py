@@ -13,7 +13,6 @@ from sage_unsloth.figures import (
     COLUMNS,
     LINES,
     error_bars,
-    leaves_out_0,
     line_styles,
     show_table,
     table_html,
@@ -96,16 +95,6 @@ def test_a_table_for_a_notebook_is_escaped():
 def test_error_bars_end_where_the_intervals_do():
     found = [{"mean": 0.5, "low": 0.4, "high": 0.9}, {"mean": -2.0, "low": -5.0, "high": -1.0}]
     assert error_bars(found) == [pytest.approx([0.1, 3]), pytest.approx([0.4, 1])]
-
-
-@pytest.mark.parametrize("ends", [(-1, 2), (0, 2), (-2, 0)])
-def test_an_interval_that_holds_0(ends):
-    assert not leaves_out_0(dict(zip(("low", "high"), ends, strict=True)))
-
-
-@pytest.mark.parametrize("ends", [(1, 2), (-2, -1)])
-def test_an_interval_that_leaves_out_0(ends):
-    assert leaves_out_0(dict(zip(("low", "high"), ends, strict=True)))
 
 
 # --- The table of lines ---------------------------------------------------------------------------
