@@ -298,7 +298,7 @@ class HashGrader:
     def extract(self, completion):
         return completion
 
-    def counted(self, extracted, answers, problems):
+    def counted_nouns(self, extracted, answers, problems):
         return [""] * len(extracted)
 
     def judge_answers(self, extracted, answers):
