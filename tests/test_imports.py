@@ -79,7 +79,7 @@ PUBLIC = {
         load_unsloth ContractError finite_only reproduce
     """,
     "sage_unsloth.methods": """
-        AdaptiveGuide TeacherGuide dynamic_sampling rehearsed
+        AdaptiveGuide TeacherGuide dynamic_sampling add_rehearsal
     """,
     "sage_unsloth.grading": """
         Grade Grader Reward SolutionReward grade extract_answer get_verifier Checker
