@@ -55,7 +55,7 @@ assert doctor.run_checks() == 0, "see the remedies above"
 # %% tags=["parameters"]
 RUNS = hosted.runs_folder()  # Google Drive once mounted, /kaggle/working, or "runs"
 OUT = RUNS / "quickstart"  # run again: it resumes, or shows the finished report; 03 and 04 read it
-SMOKE = False  # True: a minute, and only shows that everything works; its figures mean nothing
+SMOKE = False  # True: a minute, and only checks that everything works; its figures mean nothing
 
 # %% [markdown]
 # ## The task

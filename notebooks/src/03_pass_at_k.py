@@ -61,7 +61,7 @@ SAMPLES = 64  # n: pass@k is known up to k = n; the paper has 256
 # {} is the paper's: temperature 0.3, min-p 0.01, 1,024 tokens
 SAMPLING = {"temperature": 1.0, "min_p": 0.0, "max_completion_length": 48, "batch_size": 512}
 PROBLEMS = None  # only the first so many of each benchmark
-SMOKE = False  # True: seconds, and only shows that everything works; its figures mean nothing
+SMOKE = False  # True: seconds, and only checks that everything works; its figures mean nothing
 
 # %% [markdown]
 # ## The models

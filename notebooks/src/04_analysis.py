@@ -56,7 +56,7 @@ TRAINED = RUNS / "quickstart"  # the folder of notebook 00
 OUT = RUNS / "analysis"  # a second run with the same folder scores only what is missing
 AGAINST = "GRPO"  # the model that the others are compared with
 RESPONSES = 64  # of each problem and model that are scored for perplexity; the paper has 64
-SMOKE = False  # True: seconds, and only shows that everything works; its figures mean nothing
+SMOKE = False  # True: seconds, and only checks that everything works; its figures mean nothing
 
 # %%
 import time
