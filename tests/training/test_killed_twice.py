@@ -98,7 +98,7 @@ def main(backend, folder, cases):
             "dropout": None,
         }[case]
         rows = arithmetic.problems("train")
-        rewards = ["answer"] if config.eval_steps else [by_length]
+        rewards = ["answer"] if config.eval_steps or config.rehearsal_coef else [by_length]
         return rlvr(config, start, rows, out, guide, rewards=rewards, callbacks=callbacks)
 
     for case in cases:
