@@ -199,7 +199,7 @@ def test_killed_in_the_second_pass_over_the_rows_goes_on_to_the_same_weights(
         trainer.training_step = counted
         train(trainer, *args, **kwargs)
 
-    monkeypatch.setattr("sage_unsloth.training.rlvr_stage.train", stopped)
+    monkeypatch.setattr("sage_unsloth.training.rlvr_stage.run_trainer", stopped)
     with pytest.raises(KeyboardInterrupt):
         rlvr(config, merged, TRAIN[:4], tmp_path / "killed", **lively)
     monkeypatch.undo()
