@@ -98,7 +98,7 @@ def test_the_baseline_stays_unsloths_own_beside_one_pass():
 )
 def test_what_is_of_unsloths_loss_is_not_compared_with_trls(choice):
     assert [row.name for row in choose_variants(backend="trl")] == ["grpo", *GUIDED]
-    with pytest.raises(ValueError, match="leave them out with backend='trl'"):
+    with pytest.raises(ValueError, match="need Unsloth's loss, got backend='trl'"):
         choose_variants(**choice, backend="trl")
 
 
