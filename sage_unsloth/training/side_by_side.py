@@ -163,6 +163,16 @@ def run_side_by_side(
     return seconds
 
 
+def show_step(bar: Any, step: int) -> None:
+    """Moves a bar of tqdm to a step; back if the run resumed from an earlier checkpoint."""
+    if step < bar.n:
+        # The pace is counted from here, or it would be negative.
+        bar.reset()
+        bar.initial = step
+    bar.n = step
+    bar.refresh()
+
+
 @dataclass
 class _Child:
     """A process with a job, its bar and its log."""
@@ -199,10 +209,10 @@ class _Child:
         """Updates the bar and passes on new lines of the log."""
         row = self._last_row()
         if row != self._row:
-            self._row, self.bar.n = row, row.get("step", 0)
+            self._row = row
             if "reward" in row:
                 self.bar.set_postfix_str(f"reward {row['reward']:.3f}", refresh=False)
-            self.bar.refresh()
+            show_step(self.bar, row.get("step", 0))
         said = self.own / LOG_FILE
         data = said.read_bytes()[self._said :] if said.exists() else b""
         # The last line may be half written.

@@ -2,6 +2,7 @@
 after another is a test of the quickstart's.
 """
 
+import io
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from sage_unsloth.models.device import has_gpu
 from sage_unsloth.objective.guides import BranchGuide
@@ -142,3 +144,14 @@ def test_a_signal_is_passed_on_and_what_they_save_is_waited_for(tmp_path):
     parent.send_signal(signal.SIGTERM)
     assert parent.wait(60) == 143
     assert (tmp_path / "waits" / "saved").exists()
+
+
+def test_a_bar_goes_back_to_the_checkpoint_from_which_a_run_resumes():
+    """A pace counted from the lost steps would be negative."""
+    bar = tqdm(total=50, initial=40, file=io.StringIO())
+    side_by_side.show_step(bar, 25)
+    bar.start_t -= 10  # seconds ago
+    side_by_side.show_step(bar, 30)
+    numbers = bar.format_dict
+    assert (numbers["n"] - numbers["initial"]) / numbers["elapsed"] == pytest.approx(0.5, rel=0.05)
+    bar.close()
