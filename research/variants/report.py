@@ -29,6 +29,7 @@ from research.variants.design import (
     queue_runs,
     result_path,
 )
+from research.variants.pictures import draw_forks
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.record import environment
@@ -40,6 +41,7 @@ from sage_unsloth.study.verdicts import MATTERS, holm, p_value
 QUEUE = RESULTS / "queue.txt"
 FRESH = DATA / "results" / "frontier" / "arithmetic" / "fresh"
 KS = (1, 8, 16, 32)
+OTHER_STARTS = ("sft-2", "sft-3")
 UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "variant": ""}
 
 
@@ -170,7 +172,7 @@ def report_rows(records: VariantRecords) -> dict[str, Any]:
             row[f"pass@{k} - sft"] = _estimate(crossed_interval(values - start_U[k]))
             if point != SKEWED:
                 row[f"pass@{k} - skewed grpo"] = _estimate(crossed_interval(values - base))
-        if beside := beside_line(records, point):
+        if beside := beside_line(records, point, [("skewed", "grpo", beta) for beta in LINE]):
             row["pass@32 beside grpo's line"] = _estimate(beside)
         row["families"] = {f"pass@{k}": records.by_family(point, seeds, k) for k in (1, 32)}
         points.append(row)
@@ -179,12 +181,13 @@ def report_rows(records: VariantRecords) -> dict[str, Any]:
 
 
 def beside_line(
-    records: VariantRecords, point: tuple[str, str, float | None]
+    records: VariantRecords,
+    point: tuple[str, str, float],
+    line: Sequence[tuple[str, str, float]],
 ) -> CrossedEstimate | None:
-    """pass@32 of a point beside GRPO's line through its β on skewed rows, at the same seeds; None
-    of the line's own points, and where the line is not interpolated (`study.chord`).
+    """pass@32 of a point beside a line through points of ascending β, at the same seeds; None of
+    the line's own points, and where the line is not interpolated (`study.chord`).
     """
-    line = [("skewed", "grpo", beta) for beta in LINE]
     seeds = records.seeds(point, *line)
     if point in line or not seeds:
         return None
@@ -193,7 +196,7 @@ def beside_line(
         for item in (point, *line)
     ]
     levels = [float(place.first.mean()) for place in places]
-    neighbours = find_neighbours(levels[0], levels[1:], LINE)
+    neighbours = find_neighbours(levels[0], levels[1:], [beta for _, _, beta in line])
     if isinstance(neighbours, str):
         return None
     left, right = (places[1 + place] for place in neighbours)
@@ -236,8 +239,9 @@ def _judged(result: CrossedEstimate, threshold: float) -> dict[str, Any]:
 
 
 def report_fork(records: VariantRecords, dialect: str) -> dict[str, Any]:
-    """D1: levels, and the guide beside the same β without it."""
+    """D1: levels, and the guide beside the same β without it and beside the line of all β."""
     points, pairs = [], []
+    line = sorted(point for point in records.runs if point[1] == "grpo-exact")
     for point in sorted(records.runs, key=str):
         if point[1] == SFT or not (seeds := records.seeds(point)):
             continue
@@ -253,12 +257,39 @@ def report_fork(records: VariantRecords, dialect: str) -> dict[str, Any]:
                 pair[f"pass@{k}"] = _estimate(crossed_interval(difference))
             shares = records.way_share(point, both) - records.way_share(twin, both)
             pair["forked way"] = _estimate(crossed_interval(shares))
+            if beside := beside_line(records, point, line):
+                pair["pass@32 beside grpo-exact's line"] = _estimate(beside)
             pairs.append(pair)
     start = ("", SFT, None)
     sft = {f"pass@{k}": float(_start_values(records, start, k).mean()) for k in KS}
     shares = np.array(records.runs[start][None]["rare"]) / records.num_samples
     sft["forked way"] = float(by_unit(shares[None], records.units).mean())
     return {"sft": sft, "points": points, "pairs": pairs}
+
+
+def report_starts(by_start: Mapping[str, VariantRecords]) -> dict[str, Any]:
+    """D3: pass@32 of `maxrl` minus `grpo` with each SFT model, and what varies between models.
+
+    Args:
+        by_start: the records of each SFT model, whose runs have the variant of that name.
+    """
+    rows = []
+    for variant, records in by_start.items():
+        grpo, maxrl = ((variant, rule, 0.05) for rule in ("grpo", "maxrl"))
+        seeds = records.seeds(grpo, maxrl)
+        row: dict[str, Any] = {"model": variant, "seeds": seeds}
+        for k in (1, 32):
+            one, other = (records.pass_at(point, seeds, k) for point in (maxrl, grpo))
+            row |= {f"pass@{k} grpo": float(other.mean()), f"pass@{k} maxrl": float(one.mean())}
+            row[f"pass@{k}"] = _estimate(crossed_interval(one - other))
+        rows.append(row)
+    report: dict[str, Any] = {"models": rows}
+    for k in (1, 32):
+        means = np.array([row[f"pass@{k}"]["mean"] for row in rows])
+        # An SFT model is one draw: Student's t over models.
+        report[f"pass@{k}"] = _estimate(crossed_interval(means[:, None]))
+        report[f"pass@{k} deviation"] = float(means.std(ddof=1))
+    return report
 
 
 def _start_values(records: VariantRecords, start: tuple, k: int) -> np.ndarray:
@@ -276,6 +307,10 @@ def make_report() -> dict[str, Any]:
     for dialect in ("fork", "fork-twin"):
         if (path := RESULTS / f"{dialect}.json").exists():
             report[dialect] = report_fork(VariantRecords(read_json(path)), dialect)
+    others = [name for name in OTHER_STARTS if (RESULTS / f"{name}.json").exists()]
+    if others:
+        by_start = {name: VariantRecords(read_json(RESULTS / f"{name}.json")) for name in others}
+        report["sft models"] = report_starts({"skewed": row_records()} | by_start)
     return report
 
 
@@ -310,6 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("collected:", ", ".join(collect(options.runs)))
     report = make_report()
     write_json(RESULTS / "report.json", report)
+    draw_forks(report, RESULTS / "fork.png")
     print("\n".join(level_table(report["rows"])))
     return 0
 

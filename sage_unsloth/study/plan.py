@@ -212,7 +212,7 @@ def cost_text(plan: Plan, jobs: Sequence[Job], count: int) -> str:
         return f"{text}. The time is estimated after the first run."
     seconds = steps * pace["step"] + completions * pace["completion"]
     seconds = (seconds + len(jobs) * UNIT_SECONDS["start"]) / count
-    whose = f"the pace of {pace['run']}" if "run" in pace else "the pace of an idle core"
+    whose = f"the pace of {pace['run']}" if "run" in pace else "the pace of an idle machine"
     return f"{text}: about {duration(seconds)}, {count} at a time, at {whose}."
 
 

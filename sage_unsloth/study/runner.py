@@ -30,7 +30,7 @@ DESIGN = "design.json"
 """The file with the settings of a study, its claims, and when each was registered."""
 METHODS = ("grpo=0.05,0.1,0.2,0.4", "maxrl=0.05,0.1,0.2", "dph-rl=0.3,1", "sage-branch=0.05,0.2")
 REDUCED = ("grpo=0.05,0.2,0.4", "maxrl=0.05", "dph-rl=0.3", "sage-branch=0.2")
-SEEDS, REDUCED_SEEDS = 8, 5
+SEEDS, REDUCED_SEEDS = 8, 4
 
 logger = logging.getLogger(__name__)
 

@@ -221,6 +221,8 @@ def sample_model(
 ) -> tuple[dict[str, Any], float]:
     """Samples a model on every benchmark as `evaluate` does; returns its counts and the seconds."""
     began = time.perf_counter()
+    completions = task.num_problems * task.sampling.num_samples
+    logger.info("Evaluates %s: %s completions.", name, f"{completions:,}")
     spec = ModelSpec(
         name=name,
         path=model,

@@ -10,10 +10,13 @@ from research.problems.fork import DIALECTS, LETTERS, with_letters
 from research.theory.advantage_sizes import push_on_log_rate
 from research.variants.design import RATES, RESULTS, VARIANTS, load_variant, queue_runs
 from research.variants.dose import DOSES
+from research.variants.pictures import draw_forks
 from research.variants.report import (
     PLAIN_START,
     QUEUE,
     SKEWED,
+    VariantRecords,
+    beside_line,
     make_report,
     row_records,
 )
@@ -127,6 +130,45 @@ def test_runs_on_skewed_rows_repeat_the_published_ones():
 def test_the_committed_report_follows_from_the_committed_records():
     report = make_report()
     assert read_json(RESULTS / "report.json") == report
+
+
+def test_the_committed_figure_shows_the_committed_report(tmp_path):
+    draw_forks(read_json(RESULTS / "report.json"), tmp_path / "fork.png")
+    assert (tmp_path / "fork.csv").read_text() == (RESULTS / "fork.csv").read_text()
+
+
+def test_a_line_is_drawn_through_the_same_seeds_and_has_no_value_beyond_its_end():
+    """A point half-way between two of the line's: its distance is to their mean."""
+    problems = ["a", "b", "c", "d"]
+    posed = {"num_samples": 32, "units": problems, "families": problems}
+
+    def run(algorithm, beta, seed, correct):
+        return {
+            "variant": "fork",
+            "algorithm": algorithm,
+            "setting": "beta",
+            "strength": beta,
+            "seed": seed,
+            "sets": {"test": {"correct": correct}},
+        }
+
+    runs = [
+        run(*item)
+        for seed in (1, 2)
+        for item in (
+            ("grpo-exact", 0.5, seed, [32, 32, 0, 0]),
+            ("grpo-exact", 1.0, seed, [0, 0, 0, 0]),
+            ("sage-branch-exact", 0.5, seed, [8, 8, 8, 8]),
+            ("sage-branch-exact", 1.0, seed, [32, 32, 32, 0]),
+        )
+    ]
+    runs.append(run("sage-branch-exact", 0.5, 3, [0, 0, 0, 0]))  # the line lacks this seed
+    records = VariantRecords({"sets": {"test": posed}, "runs": runs})
+    line = [("fork", "grpo-exact", beta) for beta in (0.5, 1.0)]
+    beside = beside_line(records, ("fork", "sage-branch-exact", 0.5), line)
+    # pass@1 is .25, so pass@32 of the line is .25; the point's is 1.
+    assert beside is not None and beside.mean == pytest.approx(0.75)
+    assert beside_line(records, ("fork", "sage-branch-exact", 1.0), line) is None
 
 
 def test_differences_to_skewed_rows_by_hand():
