@@ -38,9 +38,10 @@ def test_the_cost_is_said_and_then_measured(tmp_path):
     jobs = plan.run_jobs()
     steps, completions = plan.amount(jobs)
     assert (steps, completions) == (6 * 50, 100 * (256 + 6 * 64))
-    seconds = 300 * 1.3 + completions * 0.0065 + 7 * 30
+    seconds = 300 * 2.5 + completions * 0.0055 + 7 * 30
     text = cost_text(plan, jobs, 2)
-    assert f"about {round(seconds / 2 / 60)} min, 2 at a time, at the pace of an idle machine" in text
+    minutes = round(seconds / 2 / 60)
+    assert f"about {minutes} min, 2 at a time, at the pace of an idle machine" in text
     unknown = replace(plan, task=replace(plan.task, seconds={}))
     assert "estimated after the first run" in cost_text(unknown, jobs, 2)
     (tmp_path / "results").mkdir()
