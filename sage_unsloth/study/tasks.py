@@ -158,7 +158,7 @@ def arithmetic_task() -> Task:
         sampling=replace(embedded_settings.SAMPLING, num_samples=64),
         sft=embedded_settings.SFT,
         sft_rows=arithmetic.problems("sft"),
-        seconds={"step": 2.5, "completion": 0.0055},
+        seconds={"step": 2.5, "completion": 0.011},
     )
 
 
