@@ -24,7 +24,7 @@ from sage_unsloth.training.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "data" / "results"
-COMMITTED = sorted(RESULTS.glob("*/**/records.json"))
+COMMITTED = sorted(RESULTS.glob("[bf]*/**/records.json"))  # benchmark and frontier
 
 
 # --- reading --------------------------------------------------------------------------------------

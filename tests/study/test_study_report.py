@@ -1,6 +1,7 @@
 """A study's report from counts that were made up: every part by hand or by simulation."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from sage_unsloth.study.publish import draw
 from sage_unsloth.study.records import write_records
 from sage_unsloth.study.report import GUESSING, NO_DOSE, ONE_SEED, judge_difference, make_report
 from sage_unsloth.study.text import cell, claim_lines, report_markdown, summary
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "data" / "results" / "study"
 
 N, PROBLEMS = 16, 60
 ENVIRONMENT = {
@@ -238,3 +241,8 @@ def test_the_report_in_words_and_figures(made, tmp_path):
     write_records(tmp_path / "records.json", data)
     again = make_report(json.loads((tmp_path / "records.json").read_text()))
     assert again == json.loads(json.dumps(report))
+
+
+def test_the_committed_report_follows_from_its_records():
+    report = make_report(json.loads((EXAMPLE / "records.json").read_text()))
+    assert (EXAMPLE / "report.md").read_text() == report_markdown(report)
