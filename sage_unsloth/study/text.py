@@ -53,26 +53,26 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
     for point, row in item["points"].items():
         if point == START:
             continue
-        parts = [_against("the start model", row, "to_start", k)]
+        parts = [f"**`{point}`**", _against("the start model", row, "to_start", k)]
         if point != baseline:
             parts.append(_against(f"`{baseline}`", row, "to_baseline", k))
             beside = row["to_lines"].get(k)
             if beside and "line" in beside:
                 parts.append(
-                    f"compared with what needs no other method ({TITLES[beside['line']]}, the "
-                    f"highest line at its pass@1) pass@{k} {cell(beside)}: "
-                    f"{row['verdicts'][f'to_lines@{k}']}"
+                    f"Compared with what needs no other method ({TITLES[beside['line']]}, the "
+                    f"highest line at its pass@1): pass@{k} {cell(beside)} "
+                    f"({row['verdicts'][f'to_lines@{k}']})"
                 )
             elif beside:
-                parts.append(f"compared with what needs no other method: {beside['why']}")
-        lines.append(f"**`{point}`**: " + "; ".join(parts) + ".")
+                parts.append(f"Compared with what needs no other method: {beside['why']}")
+        lines.append(". ".join(parts) + ".")
     return lines
 
 
 def _against(name: str, row: Mapping[str, Any], to: str, k: str) -> str:
     ks = list(dict.fromkeys(("1", k)))
-    texts = [f"pass@{at} {cell(row[to][at])}, {row['verdicts'][f'{to}@{at}']}" for at in ks]
-    return f"against {name} " + ", ".join(texts)
+    texts = [f"pass@{at} {cell(row[to][at])} ({row['verdicts'][f'{to}@{at}']})" for at in ks]
+    return f"Against {name}: " + ", ".join(texts)
 
 
 def claim_lines(report: Mapping[str, Any]) -> list[str]:

@@ -65,7 +65,7 @@ def test_sixty_questions_of_ones_own(tmp_path):
     assert last.returncode == 0, said[-4000:]
     for file, changed in complete.items():
         assert file.stat().st_mtime_ns == changed, f"{file} was made twice"
-    assert "against the start model pass@1" in said and "Written to out" in said
+    assert "Against the start model: pass@1" in said and "Written to out" in said
 
     out = tmp_path / "out"
     report = json.loads((out / "report.json").read_text())

@@ -230,7 +230,7 @@ def test_the_report_in_words_and_figures(made, tmp_path):
     data, report = made
     text = report_markdown(report)
     answer = text.partition("![frontier]")[0]
-    for part in ("`maxrl beta=0.05`", "against the start model", "highest line", "`a`"):
+    for part in ("`maxrl beta=0.05`", "Against the start model: pass@1", "highest line", "`a`"):
         assert part in answer, part
     assert "| highest line | pass@4 | pass@8 |" in text
     assert "0.1.0 (cccccccccccc)" in text and "By group of problems" in text
