@@ -24,7 +24,7 @@ from research.theory import advantage_sizes
 from research.theory.optima import guided_optimum, per_token_optimum
 from research.theory.support import own_guide_optimum, tree_example
 from research.theory.trees import edge_guide, guide_table
-from research.variants.report import level_table
+from research.variants.report import fork_table, level_table, start_table
 from sage_unsloth import quickstart
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.planning.plan import what_fits
@@ -102,8 +102,10 @@ def from_quickstart() -> str:
 
 
 def from_rows() -> str:
-    """The same training problems in other proportions."""
-    return "\n".join(level_table(read("frontier", "variants", "report.json")["rows"]))
+    """Variants of the arithmetic task: training rows, fork dialects, SFT models."""
+    report = read("frontier", "variants", "report.json")
+    tables = level_table(report["rows"]), fork_table(report), start_table(report["sft models"])
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
 
 def from_cost() -> str:

@@ -33,8 +33,15 @@ from research.variants.pictures import draw_forks
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.record import environment
-from sage_unsloth.study.chord import Place, distance_to_chord, find_neighbours
+from sage_unsloth.study.chord import (
+    Place,
+    distance_to_chord,
+    find_neighbours,
+    mixture_pass_at_k,
+    random_attempt,
+)
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
+from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.records import by_unit
 from sage_unsloth.study.verdicts import MATTERS, holm, p_value
 
@@ -102,7 +109,9 @@ class VariantRecords:
         complete = [set(self.runs.get(point, {})) for point in points]
         return sorted(seed for seed in set.intersection(*complete) if seed is not None)
 
-    def counts(self, point: tuple[str, str, float | None], seeds: Sequence[int]) -> np.ndarray:
+    def counts(
+        self, point: tuple[str, str, float | None], seeds: Sequence[int | None]
+    ) -> np.ndarray:
         return np.array([self.runs[point][seed]["correct"] for seed in seeds])
 
     def pass_at(self, point: tuple, seeds: Sequence[int], k: int) -> np.ndarray:
@@ -203,6 +212,33 @@ def beside_line(
     return distance_to_chord(places[0], left, right)
 
 
+def beside_mixtures(
+    records: VariantRecords,
+    point: tuple[str, str, float],
+    line: Sequence[tuple[str, str, float]],
+) -> CrossedEstimate | None:
+    """pass@32 of a point beside the highest mixture, at its pass@1, of a line's point with
+    attempts by the SFT model.
+    """
+    n, seeds = records.num_samples, records.seeds(point, *line)
+    place = Place(records.pass_at(point, seeds, 1), records.pass_at(point, seeds, 32))
+    found = []
+    for trained in line:
+        correct = records.counts(trained, seeds)
+        start = np.broadcast_to(records.counts(("", SFT, None), [None]), correct.shape)
+        first = {
+            name: by_unit(np.asarray(pass_at_k(n, counts, 1)), records.units)
+            for name, counts in (("start", start), ("trained", correct))
+        }
+        nodes = []
+        for m in range(33):
+            many = by_unit(mixture_pass_at_k(n, correct, n, start, 32, m), records.units)
+            nodes.append(LineNode(str(m), m, Place(random_attempt(first, m, 32), many)))
+        if beside := distance_to_line(place, nodes, steps=False):
+            found.append(beside)
+    return min(found, key=lambda item: item.mean, default=None)
+
+
 def judge_rows(records: VariantRecords) -> list[dict[str, Any]]:
     """The five claims of the design, with p values before and after Holm.
 
@@ -259,6 +295,8 @@ def report_fork(records: VariantRecords, dialect: str) -> dict[str, Any]:
             pair["forked way"] = _estimate(crossed_interval(shares))
             if beside := beside_line(records, point, line):
                 pair["pass@32 beside grpo-exact's line"] = _estimate(beside)
+            if beside := beside_mixtures(records, point, line):
+                pair["pass@32 beside mixtures"] = _estimate(beside)
             pairs.append(pair)
     start = ("", SFT, None)
     sft = {f"pass@{k}": float(_start_values(records, start, k).mean()) for k in KS}
@@ -328,6 +366,45 @@ def level_table(rows: Mapping[str, Any]) -> list[str]:
         cells += [_signed(estimate) for estimate in (*differences, row["pass@32 - sft"])]
         cells.append(_signed(row.get("pass@32 beside grpo's line")))
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def fork_table(report: Mapping[str, Any]) -> list[str]:
+    """The levels of D1, and the guide beside GRPO, as lines of Markdown."""
+    lines = [
+        "| free letters in | algorithm | β | seeds | pass@1 | pass@8 | pass@32 | forked way "
+        "| pass@1 − GRPO at this β | pass@32 − the same | pass@32 beside GRPO's line "
+        "| pass@32 beside mixtures of GRPO and SFT |",
+        "|" + "---|" * 12,
+    ]
+    for dialect, where in (("fork", "the rare way"), ("fork-twin", "a wrong way")):
+        pairs = {pair["beta"]: pair for pair in report[dialect]["pairs"]}
+        for row in [{"algorithm": SFT, "beta": None, "seeds": []} | report[dialect]["sft"]] + (
+            report[dialect]["points"]
+        ):
+            pair = pairs.get(row["beta"], {}) if "branch" in row["algorithm"] else {}
+            beta = "" if row["beta"] is None else f"{row['beta']:g}"
+            cells = [where, f"`{row['algorithm']}`", beta, str(len(row["seeds"]) or "")]
+            cells += [f"{row[name]:.3f}" for name in ("pass@1", "pass@8", "pass@32", "forked way")]
+            beside = ("pass@32 beside grpo-exact's line", "pass@32 beside mixtures")
+            cells += [_signed(pair.get(name)) for name in ("pass@1", "pass@32", *beside)]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def start_table(report: Mapping[str, Any]) -> list[str]:
+    """D3: what `maxrl` adds to `grpo` with each SFT model, as lines of Markdown."""
+    lines = [
+        "| SFT model | seeds | `grpo` pass@1 | pass@32 | `maxrl` − `grpo` pass@1 | pass@32 |",
+        "|" + "---|" * 6,
+    ]
+    for number, row in enumerate(report["models"], 1):
+        cells = [str(number), str(len(row["seeds"]))]
+        cells += [f"{row[f'pass@{k} grpo']:.3f}" for k in (1, 32)]
+        cells += [_signed(row[f"pass@{k}"]) for k in (1, 32)]
+        lines.append("| " + " | ".join(cells) + " |")
+    totals = [f"{_signed(report[f'pass@{k}'])}" for k in (1, 32)]
+    lines.append("| " + " | ".join(["all, over models", "", "", "", *totals]) + " |")
     return lines
 
 

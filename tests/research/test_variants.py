@@ -17,7 +17,9 @@ from research.variants.report import (
     SKEWED,
     VariantRecords,
     beside_line,
+    beside_mixtures,
     make_report,
+    report_starts,
     row_records,
 )
 from sage_unsloth.problems import arithmetic
@@ -206,17 +208,18 @@ def test_the_committed_dose_says_what_branch_would_need():
     assert dose["wrong"] > 7 * dose["correct"]
 
 
+def signed(estimate):
+    values = (f"{estimate[name]:+.3f}" for name in ("mean", "low", "high"))
+    mean, low, high = (value.replace("0.", ".", 1).replace("-", "−") for value in values)
+    return f"{mean} [{low}, {high}]"
+
+
 def test_the_page_says_what_the_records_say():
     """Each number of the page's text, rounded as there."""
     page = " ".join((RESULTS / "README.md").read_text().split())
     report = make_report()["rows"]
     points = {(one["rows"], one["algorithm"]): one for one in report["points"]}
     balanced, by_rate = points["balanced", "grpo"], points["by-rate", "grpo"]
-
-    def signed(estimate):
-        values = (f"{estimate[name]:+.3f}" for name in ("mean", "low", "high"))
-        mean, low, high = (value.replace("0.", ".", 1).replace("-", "−") for value in values)
-        return f"{mean} [{low}, {high}]"
 
     assert f"{signed(balanced['pass@32 - skewed grpo'])} of pass@32" in page
     assert f"{signed(by_rate['pass@32 - skewed grpo'])} of pass@32" in page
@@ -233,10 +236,78 @@ def test_the_page_says_what_the_records_say():
     said = [[0.15, 0.74, 2.10], [0.38, 0.98, 1.00]]
     assert np.allclose(pushes, said, atol=0.005)
     assert [round(one[2] / one[0], 1) for one in pushes] == [14.2, 2.7]
-    for dialect in ("fork", "fork-twin"):
-        (pair,) = make_report()[dialect]["pairs"]
-        for name in ("pass@1", "pass@32", "forked way"):
-            bare = signed(pair[name]).replace("−", "-")
-            assert bare in page.replace("−", "-"), (dialect, name)
+
+
+def test_the_page_says_what_the_guide_did():
+    page = " ".join((RESULTS / "README.md").read_text().split())
+    report = read_json(RESULTS / "report.json")
+    pairs = {
+        dialect: {pair["beta"]: pair for pair in report[dialect]["pairs"]}
+        for dialect in ("fork", "fork-twin")
+    }
+    line, mixtures = "pass@32 beside grpo-exact's line", "pass@32 beside mixtures"
+    for dialect, beta, name in (
+        ("fork", 0.4, "forked way"),
+        ("fork", 0.4, line),
+        ("fork", 0.4, mixtures),
+        ("fork", 0.2, "pass@1"),
+        ("fork", 0.2, "pass@32"),
+        ("fork", 0.2, line),
+        ("fork", 1.0, "pass@1"),
+        ("fork", 1.0, "pass@32"),
+        ("fork-twin", 0.4, "forked way"),
+        ("fork-twin", 0.4, "pass@1"),
+        ("fork-twin", 0.4, "pass@32"),
+        ("fork-twin", 1.0, "pass@1"),
+        ("fork-twin", 1.0, "pass@32"),
+    ):
+        assert signed(pairs[dialect][beta][name]) in page, (dialect, beta, name)
+    for dialect in pairs:
         needed = f"{read_json(DOSES)[dialect]['needed_beta']:.2f}".removeprefix("0")
         assert needed in page.partition("The dose distinguishes")[2]
+    models = report["sft models"]
+    for estimate in (*(row["pass@32"] for row in models["models"]), models["pass@32"]):
+        assert signed(estimate) in page
+    assert f"{models['pass@32 deviation']:.3f}".removeprefix("0") in page
+
+
+def test_what_varies_between_models_by_hand():
+    """Of three models with the differences 0, .5 and 1: mean .5, deviation .5."""
+    posed = {"num_samples": 32, "units": ["a", "b"], "families": ["a", "b"]}
+
+    def records(name, maxrl):
+        runs = [
+            {"variant": name, "algorithm": algorithm, "setting": "beta", "strength": 0.05}
+            | {"seed": 1, "sets": {"test": {"correct": correct}}}
+            for algorithm, correct in (("grpo", [0, 0]), ("maxrl", maxrl))
+        ]
+        return VariantRecords({"sets": {"test": posed}, "runs": runs})
+
+    starts = {"1": records("1", [0, 0]), "2": records("2", [32, 0]), "3": records("3", [32, 32])}
+    report = report_starts(starts)
+    assert [row["pass@32"]["mean"] for row in report["models"]] == [0, 0.5, 1]
+    assert report["pass@32"]["mean"] == pytest.approx(0.5)
+    assert report["pass@32 deviation"] == pytest.approx(0.5)
+    # Student's t with two degrees of freedom: 4.303 * .5 / sqrt(3)
+    assert report["pass@32"]["high"] == pytest.approx(0.5 + 1.242, abs=1e-3)
+
+
+def test_beside_a_mixture_by_hand():
+    """GRPO solves both problems, so a mixture with any attempt by GRPO does too."""
+    posed = {"num_samples": 32, "units": ["a", "b"], "families": ["a", "b"]}
+
+    def run(algorithm, beta, seed, correct):
+        one = {"variant": "fork", "algorithm": algorithm, "setting": "beta", "strength": beta}
+        return one | {"seed": seed, "sets": {"test": {"correct": correct}}}
+
+    start = {"variant": "", "algorithm": "sft", "setting": "", "strength": None, "seed": None}
+    runs = [
+        start | {"sets": {"test": {"correct": [32, 0]}}},
+        *(run("grpo-exact", 1.0, seed, [32, 32]) for seed in (1, 2)),
+        *(run("sage-branch-exact", 1.0, seed, [24, 24]) for seed in (1, 2)),
+    ]
+    records = VariantRecords({"sets": {"test": posed}, "runs": runs})
+    line = [("fork", "grpo-exact", 1.0)]
+    beside = beside_mixtures(records, ("fork", "sage-branch-exact", 1.0), line)
+    # At pass@1 .75 half of the attempts are GRPO's, which solve both problems, as the guide does.
+    assert beside is not None and beside.mean == pytest.approx(0)
