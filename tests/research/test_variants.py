@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from research.data import DATA
 from research.problems.fork import DIALECTS, LETTERS, with_letters
 from research.theory.advantage_sizes import push_on_log_rate
 from research.variants.design import RATES, RESULTS, VARIANTS, load_variant, queue_runs
@@ -265,6 +266,12 @@ def test_the_page_says_what_the_guide_did():
     for dialect in pairs:
         needed = f"{read_json(DOSES)[dialect]['needed_beta']:.2f}".removeprefix("0")
         assert needed in page.partition("The dose distinguishes")[2]
+    for other in ("README.md", "docs/findings.md"):
+        text = " ".join((DATA.parent / other).read_text().split())
+        for estimate in (pairs["fork"][0.4][line], pairs["fork-twin"][0.4]["pass@1"]):
+            ends = sorted(abs(estimate[name]) for name in ("low", "high"))
+            values = [f"{value:.3f}".removeprefix("0") for value in (abs(estimate["mean"]), *ends)]
+            assert f"{values[0]} [{values[1]}, {values[2]}]" in text, other
     models = report["sft models"]
     for estimate in (*(row["pass@32"] for row in models["models"]), models["pass@32"]):
         assert signed(estimate) in page
