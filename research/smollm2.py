@@ -22,6 +22,7 @@ import tempfile
 import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from sage_unsloth.models.tokenizers import prepare_tokenizer, stop_tokens
 from sage_unsloth.problems.benchmarks import Benchmark
@@ -185,7 +186,7 @@ def convert(gguf: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # The folder is checked, not the model in memory.
-    saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer(QUESTION, add_special_tokens=False, return_tensors="pt")
     size = prompt["input_ids"].shape[1]

@@ -49,6 +49,8 @@ QUEUE = RESULTS / "queue.txt"
 FRESH = DATA / "results" / "frontier" / "arithmetic" / "fresh"
 KS = (1, 8, 16, 32)
 OTHER_STARTS = ("sft-2", "sft-3")
+VariantPoint = tuple[str, str, float | None]
+"""A variant, an algorithm, its β."""
 UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "variant": ""}
 
 
@@ -97,21 +99,19 @@ class VariantRecords:
         self.num_samples: int = problem_set["num_samples"]
         self.units: list[str] = problem_set["units"]
         self.families = np.array(problem_set["families"])
-        self.runs: dict[tuple[str, str, float | None], dict[int | None, Mapping[str, Any]]] = {}
+        self.runs: dict[VariantPoint, dict[int | None, Mapping[str, Any]]] = {}
         for run in data["runs"]:
             if run["setting"] in ("", "beta"):
                 name = run.get("variant") or variant or ""
                 point = (name, run["algorithm"], run["strength"])
                 self.runs.setdefault(point, {})[run["seed"]] = run["sets"]["test"]
 
-    def seeds(self, *points: tuple[str, str, float | None]) -> list[int]:
+    def seeds(self, *points: VariantPoint) -> list[int]:
         """Those in which every point is complete, ascending."""
         complete = [set(self.runs.get(point, {})) for point in points]
         return sorted(seed for seed in set.intersection(*complete) if seed is not None)
 
-    def counts(
-        self, point: tuple[str, str, float | None], seeds: Sequence[int | None]
-    ) -> np.ndarray:
+    def counts(self, point: VariantPoint, seeds: Sequence[int | None]) -> np.ndarray:
         return np.array([self.runs[point][seed]["correct"] for seed in seeds])
 
     def pass_at(self, point: tuple, seeds: Sequence[int], k: int) -> np.ndarray:
@@ -191,8 +191,8 @@ def report_rows(records: VariantRecords) -> dict[str, Any]:
 
 def beside_line(
     records: VariantRecords,
-    point: tuple[str, str, float],
-    line: Sequence[tuple[str, str, float]],
+    point: VariantPoint,
+    line: Sequence[VariantPoint],
 ) -> CrossedEstimate | None:
     """pass@32 of a point beside a line through points of ascending β, at the same seeds; None of
     the line's own points, and where the line is not interpolated (`study.chord`).
@@ -205,7 +205,7 @@ def beside_line(
         for item in (point, *line)
     ]
     levels = [float(place.first.mean()) for place in places]
-    neighbours = find_neighbours(levels[0], levels[1:], [beta for _, _, beta in line])
+    neighbours = find_neighbours(levels[0], levels[1:], [beta or 0.0 for _, _, beta in line])
     if isinstance(neighbours, str):
         return None
     left, right = (places[1 + place] for place in neighbours)
@@ -214,8 +214,8 @@ def beside_line(
 
 def beside_mixtures(
     records: VariantRecords,
-    point: tuple[str, str, float],
-    line: Sequence[tuple[str, str, float]],
+    point: VariantPoint,
+    line: Sequence[VariantPoint],
 ) -> CrossedEstimate | None:
     """pass@32 of a point beside the highest mixture, at its pass@1, of a line's point with
     attempts by the SFT model.
