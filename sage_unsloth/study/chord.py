@@ -27,7 +27,7 @@ is correct with probability (m/k) pass@1' + (1 − m/k) pass@1.
 Shapes: S seeds, U units, L strengths.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,26 +45,6 @@ class Place:
 
     first: np.ndarray
     many: np.ndarray
-
-
-def find_neighbours(
-    level: float, first_L: Sequence[float], strengths_L: Sequence[float]
-) -> tuple[int, int] | str:
-    """The neighbours on a line that have `level` between them, or why there are none.
-
-    Of several the greatest strengths count. Strengths ascend.
-    """
-    pairs = [
-        (left, left + 1)
-        for left in range(len(first_L) - 1)
-        if first_L[left] >= level >= first_L[left + 1]
-    ]
-    if not pairs:
-        return "beyond the line's end"
-    left, right = pairs[-1]
-    if strengths_L[right] > LARGEST_STEP * strengths_L[left] * (1 + 1e-9):
-        return f"between strengths {strengths_L[left]:g} and {strengths_L[right]:g}: too far apart"
-    return left, right
 
 
 def distance_to_chord(point: Place, item: Place, other: Place) -> CrossedEstimate:

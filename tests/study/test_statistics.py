@@ -10,11 +10,11 @@ from sage_unsloth.evaluation.metrics import guess_bound
 from sage_unsloth.study.chord import (
     Place,
     distance_to_chord,
-    find_neighbours,
     mixture_pass_at_k,
 )
 from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
+from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.records import family_curves, family_parts, family_weights
 from sage_unsloth.study.tasks import guess_product
 from sage_unsloth.study.verdicts import holm, is_informative, main_k, p_value, verdict
@@ -68,18 +68,27 @@ def test_a_mixture_needs_0_to_k_attempts_of_the_start_model():
 # --- the line -------------------------------------------------------------------------------------
 
 
-def test_neighbours_of_a_line_by_hand():
-    line = [0.5, 0.45, 0.4, 0.2], [0.05, 0.2, 0.4, math.inf]
-    assert find_neighbours(0.42, *line) == (1, 2)
-    assert find_neighbours(0.4, *line) == "between strengths 0.4 and inf: too far apart"
-    assert find_neighbours(0.47, *line) == "between strengths 0.05 and 0.2: too far apart"
-    assert find_neighbours(0.51, *line) == "beyond the line's end"
-    assert find_neighbours(0.19, *line) == "beyond the line's end"
-    assert find_neighbours(0.4, line[0][:3], line[1][:3]) == (1, 2), "an end of the chord itself"
-
-
 def place(first, many):
     return Place(np.array(first, float), np.array(many, float))
+
+
+def test_a_line_is_interpolated_between_near_neighbours_alone():
+    levels, many, betas = [0.5, 0.45, 0.4, 0.2], [0.1, 0.2, 0.3, 0.4], [0.05, 0.2, 0.4, math.inf]
+    nodes = [
+        LineNode("", beta, place([[x, x]], [[y, y]]))
+        for x, y, beta in zip(levels, many, betas, strict=True)
+    ]
+
+    def distance(level, line=nodes):
+        result = distance_to_line(place([[level, level]], [[0.5, 0.5]]), line, steps=True)
+        return None if result is None else result.mean
+
+    # two fifths of the way from β .4 to .2: pass@k .26
+    assert distance(0.42) == pytest.approx(0.24)
+    assert distance(0.3) is None, "between β .4 and infinity"
+    assert distance(0.47) is None, "between β .05 and .2: too far apart"
+    assert distance(0.51) is None and distance(0.19) is None, "beyond the line's end"
+    assert distance(0.4, nodes[:3]) == pytest.approx(0.2), "an end of the chord itself"
 
 
 def test_the_distance_to_a_chord_by_hand():
