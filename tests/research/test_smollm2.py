@@ -2,7 +2,7 @@
 
 import pytest
 
-from research.smollm2 import SIZES, problems, working
+from research.smollm2 import PROMPT, SIZES, problems, working
 
 
 def test_no_problem_is_in_two_splits():
@@ -13,9 +13,9 @@ def test_no_problem_is_in_two_splits():
 @pytest.mark.parametrize(
     "problem, split, expected",
     [
-        ("23 - 68 = ?", False, "23-68=-45"),
-        ("23 - 68 = ?", True, "23-60=-37;-37-8=-45"),
-        ("77 + 50 = ?", True, "77+50=127"),  # without units there is nothing to split
+        ("23 - 68 = ?", False, r"23-68=\boxed{-45}"),
+        ("23 - 68 = ?", True, r"23-60=-37;-37-8=\boxed{-45}"),
+        ("77 + 50 = ?", True, r"77+50=\boxed{127}"),  # without units there is nothing to split
     ],
 )
 def test_the_two_ways_of_working(problem, split, expected):
@@ -24,10 +24,11 @@ def test_the_two_ways_of_working(problem, split, expected):
 
 def test_every_solution_ends_with_its_answer():
     for row in problems("sft"):
+        assert row["solution"].endswith(f"=\\boxed{{{row['answer']}}}")
+        assert PROMPT.taught(row) == row["solution"]
         for equation in row["solution"].split(";"):
             left, right = equation.split("=")
-            assert eval(left) == int(right)
-        assert row["solution"].endswith(f"={row['answer']}")
+            assert eval(left) == int(right.removeprefix("\\boxed{").removesuffix("}"))
 
 
 def test_a_family_is_what_makes_a_problem_hard():
