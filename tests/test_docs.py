@@ -91,6 +91,54 @@ def test_what_the_readmes_line_leaves_out_runs_before_a_submission():
     assert any(run.startswith(".venv/bin/python -m pytest ") and " -m long" in run for run in runs)
 
 
+QUOTED = re.compile(r"([-+]?\.\d{3})\s+\[([-+]?\.\d{3}),\s+([-+]?\.\d{3})\]")
+
+
+@functools.cache
+def reported_intervals():
+    """Every estimate with its interval in the reports, without signs: pages say "falls by"."""
+    found = set()
+
+    def collect(item):
+        if isinstance(item, dict):
+            values = [item.get(name) for name in ("mean", "low", "high")]
+            if all(isinstance(value, float) for value in values):
+                found.add(unsigned(*values))
+        for value in item.values() if isinstance(item, dict) else item:
+            if isinstance(value, (dict, list)):
+                collect(value)
+
+    for path in RESULTS.rglob("report.json"):
+        collect(json.loads(path.read_text()))
+    return found
+
+
+def unsigned(mean, low, high):
+    low, high = sorted(round(abs(end), 3) for end in (low, high))
+    return round(abs(mean), 3), low, high
+
+
+def quoted_intervals(text):
+    for match in QUOTED.finditer(text.replace("−", "-")):
+        yield unsigned(*(float(number) for number in match.groups()))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/findings.md",
+        "data/results/frontier/README.md",
+        "data/results/frontier/variants/README.md",
+        "data/results/quickstart/README.md",
+    ],
+)
+def test_intervals_are_quoted_from_the_reports(page):
+    quoted = set(quoted_intervals((ROOT / page).read_text()))
+    assert quoted
+    assert quoted <= reported_intervals()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
