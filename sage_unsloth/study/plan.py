@@ -106,7 +106,7 @@ class Plan:
     def run_jobs(self) -> list[Job]:
         """The start model, then seed by seed: complete seeds are a whole study at any time."""
         start = {"num_samples": MORE * self.task.sampling.num_samples}
-        jobs = [self._job(START, "sample_start", start)]
+        jobs = [self._job(START, "sample_start", start, models=[START], **start)]
         for seed in self.seeds:
             for point in self.points:
                 name = self.run_name(point, seed)
@@ -118,6 +118,7 @@ class Plan:
                         {"point": point, "seed": seed, "early": early},
                         folder=self.out / "runs" / name,
                         max_steps=self.num_steps(point),
+                        models=[name],
                     )
                 )
         return jobs
@@ -143,7 +144,9 @@ class Plan:
                     variants.append((kind, value))  # else an earlier call made no copies
             if variants:
                 arguments = {"run": run, "seed": seed, "variants": variants}
-                jobs.append(self._job(f"{run}_free-lines", "sample_variants", arguments))
+                models = [variant_name(run, kind, value) for kind, value in variants]
+                job = self._job(f"{run}_free-lines", "sample_variants", arguments, models=models)
+                jobs.append(job)
         return jobs
 
     def _job(
@@ -154,7 +157,11 @@ class Plan:
         folder: Path | None = None,
         result: Path | None = None,
         max_steps: int = 0,
+        models: Sequence[str] = (),
+        num_samples: int | None = None,
     ) -> Job:
+        """A process; it evaluates `models` by `num_samples` of each problem."""
+        num_samples = num_samples or self.task.sampling.num_samples
         shared: dict[str, Any] = {"task": self.task, "out": self.out}
         if result is None:
             result = self.result(name)
@@ -166,18 +173,20 @@ class Plan:
             folder=folder or self.out / "evaluation" / name,
             result=result,
             max_steps=max_steps,
+            samples=tuple(self.out / "evaluation" / model for model in models),
+            num_completions=len(models) * num_samples * self.task.num_problems,
             backend=self.task.rlvr.backend,
             is_small=self.task.is_small,
         )
 
     def amount(self, jobs: Sequence[Job]) -> tuple[int, int]:
         """Optimizer steps and evaluation completions of these jobs."""
-        usual, samples = self.task.sampling.num_samples, 0
-        for job in jobs:
-            if job.name != "sft" and not job.name.endswith("_dose"):
-                models = len(job.arguments.get("variants", (None,)))
-                samples += models * job.arguments.get("num_samples", usual)
-        return sum(job.max_steps for job in jobs), samples * self.task.num_problems
+        return sum(job.max_steps for job in jobs), sum(job.num_completions for job in jobs)
+
+
+def variant_name(run: str, kind: str, value: float) -> str:
+    """The name of a free variant of a run."""
+    return f"{run}_{kind}-{value:g}"
 
 
 def measured_pace(plan: Plan) -> dict[str, Any]:

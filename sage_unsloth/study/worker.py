@@ -25,7 +25,7 @@ from sage_unsloth.runs.files import read_json, whole_folder, write_json
 from sage_unsloth.runs.record import environment
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.sampling.record_files import read_set
-from sage_unsloth.study.plan import EARLY, SCALE, SERIES
+from sage_unsloth.study.plan import EARLY, SCALE, SERIES, variant_name
 from sage_unsloth.study.points import START, Point
 from sage_unsloth.study.tasks import Task
 from sage_unsloth.training.guide_dose import guide_dose
@@ -150,7 +150,7 @@ def sample_variants(
         else:
             requested = replace(task, sampling=replace(task.sampling, temperature=value))
         release_memory()
-        name = f"{run}_{kind}-{value:g}"
+        name = variant_name(run, kind, value)
         sets, seconds = sample_model(requested, out, name, model, str(adapter))
         rows.append({"run": run, "seed": seed, "kind": kind, "value": value, "sets": sets})
         total += seconds

@@ -28,6 +28,7 @@ MEMORY = 2 * 2**30
 """Upper bound for a run of the embedded model, bytes; 1.6 GB was measured."""
 LOG_FILE, RESULT_FILE = "said.txt", "ended.json"
 """Log of a process, and its outcome."""
+COMPLETION = "completion"
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Job:
         folder: of the run; its metrics show the progress.
         result: exists once the run is complete.
         max_steps: optimizer steps; 0 for work without training.
+        samples: folders of the evaluation that follows, whose records show the progress.
+        num_completions: of this evaluation.
         backend: as `RlvrConfig.backend`.
         is_small: the model is so small that a second thread would only wait.
     """
@@ -56,6 +59,8 @@ class Job:
     folder: Path
     result: Path
     max_steps: int
+    samples: tuple[Path, ...] = ()
+    num_completions: int = 0
     backend: str | None = None
     is_small: bool = True
 
@@ -197,6 +202,7 @@ class _Child:
             pickle.dump(self.job, self.process.stdin)
             self.process.stdin.flush()
         self._said, self._row = 0, self._last_row()
+        self._counted = dict[Path, tuple[int, int]]()
         total, done = self.job.max_steps, self._row.get("step", 0)
         self.bar = progress(total=total, initial=done, desc=name, unit="step")
         return self
@@ -213,6 +219,8 @@ class _Child:
             if "reward" in row:
                 self.bar.set_postfix_str(f"reward {row['reward']:.3f}", refresh=False)
             show_step(self.bar, row.get("step", 0))
+        if self.job.num_completions and row.get("step", 0) >= self.job.max_steps:
+            self._show_completions()
         said = self.own / LOG_FILE
         data = said.read_bytes()[self._said :] if said.exists() else b""
         # The last line may be half written.
@@ -220,6 +228,26 @@ class _Child:
         self._said += len(data)
         for line in data.decode(errors="replace").splitlines():
             logger.info("%s: %s", self.job.name, line.removeprefix(f"{self.job.name}: "))
+
+    def _show_completions(self) -> None:
+        """The bar of the evaluation, which begins with its first completion on disk."""
+        count = self._count_completions()
+        if count and self.bar.unit != COMPLETION:
+            self.bar.close()
+            name, total = f"{self.job.name}, evaluation", self.job.num_completions
+            self.bar = progress(total=total, initial=count, desc=name, unit=COMPLETION)
+        elif count > self.bar.n:
+            self.bar.update(count - self.bar.n)
+
+    def _count_completions(self) -> int:
+        """Lines of all record files; only what is new is read."""
+        for path in (file for folder in self.job.samples for file in folder.rglob("*.jsonl")):
+            read, lines = self._counted.get(path, (0, 0))
+            with contextlib.suppress(OSError), path.open("rb") as stream:
+                stream.seek(read)
+                new = stream.read()
+                self._counted[path] = read + len(new), lines + new.count(b"\n")
+        return sum(lines for _, lines in self._counted.values())
 
     def _last_row(self) -> dict[str, Any]:
         """The last row of the run's metrics that is on disk."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from sage_unsloth.models.device import has_gpu
 from sage_unsloth.objective.guides import BranchGuide
 from sage_unsloth.runs.children import available_memory
 from sage_unsloth.training import side_by_side
+from sage_unsloth.training.rows import METRICS
 from sage_unsloth.training.side_by_side import (
     Job,
     SideBySideError,
@@ -155,3 +157,35 @@ def test_a_bar_goes_back_to_the_checkpoint_from_which_a_run_resumes():
     numbers = bar.format_dict
     assert (numbers["n"] - numbers["initial"]) / numbers["elapsed"] == pytest.approx(0.5, rel=0.05)
     bar.close()
+
+
+def test_an_evaluation_has_a_bar_of_the_completions_on_disk(tmp_path, child, monkeypatch):
+    bars = []
+
+    def bar(**options):
+        bars.append(tqdm(**options, file=io.StringIO()))
+        return bars[-1]
+
+    monkeypatch.setattr(side_by_side, "progress", bar)
+    (job,) = jobs(tmp_path, "a")
+    job = replace(job, samples=(tmp_path / "x", tmp_path / "y"), num_completions=10)
+    metrics, record = tmp_path / "a" / METRICS, tmp_path / "x" / "samples" / "own.jsonl"
+    with side_by_side._Child(job, tmp_path / "processes", 1) as run:
+        run.process.wait(60)
+        metrics.write_text('{"step": 3}\n')
+        run.show()
+        record.parent.mkdir(parents=True)
+        record.write_text("{}\n{}\n{")
+        run.show()
+        assert [(bar.unit, bar.n) for bar in bars] == [("step", 3)], "training is not complete"
+        metrics.write_text('{"step": 3}\n{"step": 4}\n')
+        run.show()
+        (tmp_path / "y").mkdir()
+        (tmp_path / "y" / "own.jsonl").write_text("{}\n")
+        with record.open("a") as stream:
+            stream.write("}\n{}\n")
+        run.show()
+    first, second = bars
+    assert (first.unit, first.n, first.disable) == ("step", 4, True)
+    assert (second.unit, second.initial, second.n, second.total) == ("completion", 2, 5, 10)
+    assert second.desc == "a, evaluation"
