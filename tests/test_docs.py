@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sage_unsloth.study.report import make_report
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +111,8 @@ def reported_intervals():
 
     for path in RESULTS.rglob("report.json"):
         collect(json.loads(path.read_text()))
+    for path in (RESULTS / "study").rglob("records.json"):
+        collect(json.loads(json.dumps(make_report(json.loads(path.read_text())))))
     return found
 
 

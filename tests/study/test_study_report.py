@@ -15,7 +15,7 @@ from sage_unsloth.study.records import write_records
 from sage_unsloth.study.report import GUESSING, NO_DOSE, ONE_SEED, judge_difference, make_report
 from sage_unsloth.study.text import cell, claim_lines, report_markdown, summary
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "data" / "results" / "study"
+RESULTS = Path(__file__).resolve().parents[2] / "data" / "results" / "study"
 
 N, PROBLEMS = 16, 60
 ENVIRONMENT = {
@@ -243,6 +243,9 @@ def test_the_report_in_words_and_figures(made, tmp_path):
     assert again == json.loads(json.dumps(report))
 
 
-def test_the_committed_report_follows_from_its_records():
-    report = make_report(json.loads((EXAMPLE / "records.json").read_text()))
-    assert (EXAMPLE / "report.md").read_text() == report_markdown(report)
+@pytest.mark.parametrize(
+    "records", sorted(RESULTS.rglob("records.json")), ids=lambda p: p.parent.name
+)
+def test_a_committed_report_follows_from_its_records(records):
+    report = make_report(json.loads(records.read_text()))
+    assert records.with_name("report.md").read_text() == report_markdown(report)
