@@ -70,7 +70,7 @@ def as_study(data: Mapping[str, Any], start: Mapping[str, Any] | None = None) ->
                 "algorithm": point.algorithm,
                 "settings": dict(point.settings),
                 "guide": _guide(point),
-                "twin": find_twin(point, list(runs), {}),
+                "twin": find_twin(point, list(runs), RlvrConfig(), {}),
             }
             for point in runs
         },

@@ -141,6 +141,10 @@ def _act(options: argparse.Namespace) -> int:
     else:
         own = {"data": options.data, "rewards": options.rewards, "group": options.group}
         own |= {"benchmarks": options.benchmarks or None, "n": options.n}
+        # Given all the same, so that they are refused and not ignored.
+        own |= {"temperature": options.temperature, "guess": options.guess}
+        own |= {"verifier": options.verifier, "template": options.template}
+        own |= {"columns": column_options(options) or None, "prompt": prompt_option(options)}
     study(
         options.out,
         methods=options.methods,

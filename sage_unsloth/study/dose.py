@@ -48,7 +48,7 @@ def possible_change(
     """What β q̄ instead of β changes of pass@k: the slope of the twin's line over log β from the
     twin to its next strength (of the last: from the one before), times log q̄.
 
-    None where the twin has one strength.
+    None where the twin has one strength, or the lower of two is 0.
 
     Args:
         guide_mean: q̄.
@@ -58,6 +58,8 @@ def possible_change(
     if len(strengths_L) < 2:
         return None
     left = min(place, len(strengths_L) - 2)
+    if strengths_L[left] <= 0:
+        return None
     rise = many_L[left + 1] - many_L[left]
     return rise / math.log(strengths_L[left + 1] / strengths_L[left]) * math.log(guide_mean)
 

@@ -1,7 +1,7 @@
 """Lines in the plane of pass@1 and pass@k that cost no training, and the points above all of them.
 
     mixture        m of k attempts by the start model: switching a LoRA off is free
-    scale          the baseline's LoRA times a factor, down to the start model
+    scale          the baseline's LoRA times a factor
     temperature    the baseline at a higher temperature
     early          the baseline after fewer steps
 

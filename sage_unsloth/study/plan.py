@@ -1,5 +1,7 @@
 """The processes of a study: their work, their result files and their cost."""
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +79,9 @@ class Plan:
         config = self.baseline.configure(self.task.rlvr, self.task.common)[0]
         if EARLY not in self.free or config.full_finetuning:
             return []
-        return sorted(
-            {round(part * config.max_steps) for part in STEP_FRACTIONS} - {0, config.max_steps}
-        )
+        # Rounded up, so that neighbours are at most a factor of 2 apart: the line has no gap.
+        steps = {math.ceil(part * config.max_steps) for part in STEP_FRACTIONS}
+        return sorted(steps - {config.max_steps})
 
     def variants(self) -> list[tuple[str, float]]:
         """The free variants of a baseline's run, (kind, value)."""
@@ -132,20 +134,20 @@ class Plan:
         ]
 
     def variant_jobs(self) -> list[Job]:
-        """Evaluations of the baseline's variants, one process for each of its runs."""
+        """Evaluations of the baseline's variants, a process for each line of each of its runs."""
         jobs = []
-        for seed in self.seeds:
+        for seed, kind in itertools.product(self.seeds, FREE_VARIANTS):
             run = self.run_name(self.baseline, seed)
             trained = self.result(run).exists()
             variants = []
-            for kind, value in self.variants():
+            for _, value in (variant for variant in self.variants() if variant[0] == kind):
                 copy = self.out / "runs" / run / EARLY / f"{value:g}"
                 if kind != EARLY or not trained or copy.is_dir():
                     variants.append((kind, value))  # else an earlier call made no copies
             if variants:
                 arguments = {"run": run, "seed": seed, "variants": variants}
-                models = [variant_name(run, kind, value) for kind, value in variants]
-                job = self._job(f"{run}_free-lines", "sample_variants", arguments, models=models)
+                models = [variant_name(run, kind, value) for _, value in variants]
+                job = self._job(f"{run}_free-{kind}", "sample_variants", arguments, models=models)
                 jobs.append(job)
         return jobs
 
@@ -194,7 +196,7 @@ def measured_pace(plan: Plan) -> dict[str, Any]:
     for path, result in completed_runs(plan):
         steps = plan.num_steps(next(p for p in plan.points if p.name == result["point"]))
         completions = plan.task.num_problems * plan.task.sampling.num_samples
-        if result["seconds"]["train"] > 1:  # else it only looked at a run that was complete
+        if result["seconds"]["evaluate"] > 1:  # else it only read what was sampled before
             return {
                 "step": result["seconds"]["train"] / steps,
                 "completion": result["seconds"]["evaluate"] / completions,

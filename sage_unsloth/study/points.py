@@ -15,7 +15,7 @@ from typing import Any
 
 from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.objective.protocols import Guide
-from sage_unsloth.training.algorithms import SETTINGS, Algorithm, get_algorithm
+from sage_unsloth.training.algorithms import ALGORITHMS, SETTINGS, Algorithm, get_algorithm
 from sage_unsloth.training.rlvr_config import RlvrConfig
 
 START = "start"
@@ -59,13 +59,23 @@ class Point:
         Raises:
             ValueError: a setting does not exist, is not a number, or does not suit the algorithm.
         """
-        row, changes = get_algorithm(self.algorithm), dict(common or {})
+        row, changes = self._apply_settings(common or {})
+        row = row.with_settings(changes)
+        others = {name: value for name, value in changes.items() if name not in SETTINGS}
+        # At once: a setting may suit only the others' new values.
+        return replace(config, **(row.all_settings() | others)), row.guide
+
+    def check(self) -> None:
+        """Raises ValueError if a setting does not exist or is not a number."""
+        self._apply_settings({})
+
+    def _apply_settings(self, common: Mapping[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
+        """The algorithm with this point's settings, and what they change of a run."""
+        row, changes = get_algorithm(self.algorithm), dict(common)
         for name, value in self.settings:
             row, change = _apply(row, name, value)
             changes |= change
-        row = row.with_settings(changes)
-        others = {name: value for name, value in changes.items() if name not in SETTINGS}
-        return replace(row.configure(config), **others), row.guide
+        return row, changes
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ def _parse_method(text: str) -> list[Point]:
     name, *parts = text.split(":")
     if parts and "=" not in name and not re.fullmatch(r"[A-Za-z_]\w*=.+", parts[0]):
         name = f"{name}:{parts.pop(0)}"  # module:name
-    elif parts and "=" not in name and re.fullmatch(r"[\w.]+", name) and name not in _names():
+    elif parts and "=" not in name and re.fullmatch(r"[\w.]+", name) and name not in ALGORITHMS:
         name = f"{name}:{parts.pop(0)}"  # module:name=VALUES
     name, equals, values = name.partition("=")
     row = get_algorithm(name)
@@ -110,20 +120,17 @@ def _parse_method(text: str) -> list[Point]:
     for part in parts:
         setting, _, values = part.partition("=")
         choices.append((setting, values))
+    names = [setting for setting, _ in choices]
+    if twice := [setting for setting in names if names.count(setting) > 1]:
+        raise ValueError(f"a setting must be given once, got {twice[0]!r} twice in {text!r}")
     try:
         grid = [[(s, float(v)) for v in values.split(",")] for s, values in choices]
     except ValueError as error:
         raise ValueError(f"a method must be {FORM}, with numbers, got {text!r}") from error
     points = [Point(name, combination) for combination in itertools.product(*grid)]
     for point in points:
-        point.configure(RlvrConfig())
+        point.check()
     return points
-
-
-def _names() -> frozenset[str]:
-    from sage_unsloth.training.algorithms import ALGORITHMS
-
-    return frozenset(ALGORITHMS)
 
 
 def _apply(row: Algorithm, name: str, value: float) -> tuple[Algorithm, dict[str, Any]]:
@@ -148,8 +155,16 @@ def _apply(row: Algorithm, name: str, value: float) -> tuple[Algorithm, dict[str
     return replace(row, settings=settings), {}
 
 
-def parse_claims(texts: Sequence[str], points: Sequence[Point], ks: Sequence[int]) -> list[Claim]:
+def parse_claims(
+    texts: Sequence[str], points: Sequence[Point], ks: Sequence[int], *, smoke: bool = False
+) -> list[Claim]:
     """Claims of the form `a>b@k`, of points (or `start`) at a k that is reported.
+
+    Args:
+        texts: the claims.
+        points: of the study.
+        ks: that are reported.
+        smoke: lower a k that this size cannot report.
 
     Raises:
         ValueError: another form, an unknown point, or a k that is not reported.
@@ -160,9 +175,10 @@ def parse_claims(texts: Sequence[str], points: Sequence[Point], ks: Sequence[int
         if not match:
             raise ValueError(f"a claim must be A>B@K, as in 'maxrl>grpo@8', got {text!r}")
         better, worse = (_point_name(side, known) for side in match.group(1, 2))
-        if int(match[3]) not in ks:
+        k = min(int(match[3]), ks[-1]) if smoke else int(match[3])
+        if k not in ks:
             raise ValueError(f"a claim's k must be one of {list(ks)}, got {text!r}")
-        claims.append(Claim(better, worse, int(match[3])))
+        claims.append(Claim(better, worse, k))
     return claims
 
 
@@ -178,13 +194,15 @@ def _point_name(text: str, known: set[str]) -> str:
     return name
 
 
-def find_twin(point: Point, points: Sequence[Point], common: Mapping[str, Any]) -> str | None:
+def find_twin(
+    point: Point, points: Sequence[Point], rlvr: RlvrConfig, common: Mapping[str, Any]
+) -> str | None:
     """The point with the same settings as a guided one but no guide, if any."""
-    config, guide = point.configure(RlvrConfig(), common)
+    config, guide = point.configure(rlvr, common)
     if guide is None:
         return None
     for other in points:
-        settings, other_guide = other.configure(RlvrConfig(), common)
+        settings, other_guide = other.configure(rlvr, common)
         if other_guide is None and settings == config:
             return other.name
     return None

@@ -86,6 +86,8 @@ def write_records(path: Path, data: Mapping[str, Any]) -> None:
 def by_unit(values_SP: np.ndarray, units: Sequence[str]) -> np.ndarray:
     """The mean over the problems of each unit, (S, U), in order of first appearance."""
     places = list(dict.fromkeys(units))
+    if len(places) == len(units):
+        return values_SP  # a product with 1s and 0s would round
     member_PU = np.array([[unit == place for place in places] for unit in units], float)
     return values_SP @ (member_PU / member_PU.sum(axis=0))
 
@@ -148,11 +150,6 @@ class Tables:
         both = {"start": self.values(START, 1), "trained": self.values(self.baseline, 1)}
         return Place(random_attempt(both, m, k), by_unit(many, self.units))
 
-    def groups(self) -> dict[str, np.ndarray]:
-        """Group of problems -> (P,) bool."""
-        families = np.array(self.families)
-        return {family: families == family for family in dict.fromkeys(self.families)}
-
 
 # --- groups of problems: the mean is a weighted mean over them, and its change a sum ---
 
@@ -165,13 +162,13 @@ def family_weights(families: Sequence[str], units: Sequence[str]) -> dict[str, f
 
 
 def family_curves(
-    values_KSP: Mapping[int, np.ndarray], families: Sequence[str]
+    values_KSU: Mapping[int, np.ndarray], families: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Family -> k -> mean pass@k; keys of k are text, as in JSON."""
+    """Family -> k -> mean pass@k over its units; keys of k are text, as in JSON."""
     member = np.array(families)
     return {
         family: {
-            str(k): float(values[:, member == family].mean()) for k, values in values_KSP.items()
+            str(k): float(values[:, member == family].mean()) for k, values in values_KSU.items()
         }
         for family in dict.fromkeys(families)
     }

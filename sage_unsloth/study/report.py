@@ -99,6 +99,9 @@ def _set_report(data: Mapping[str, Any], tables: Tables) -> dict[str, Any]:
         "num_samples": {p: tables.correct(p)[0] for p in (START, tables.baseline)},
         "points": points,
         "lines": {name: average_nodes(nodes) for name, nodes in lines.get(k, {}).items()},
+        "lines_to_come": sorted(
+            {item["kind"] for item in data["variants"]} - set(lines.get(k, {})) if k > 1 else ()
+        ),
         "groups": _groups(tables),
         "detectable": _detectable(tables, values, k),
     }
@@ -152,8 +155,9 @@ def _groups(tables: Tables) -> dict[str, Any] | None:
     if len(set(tables.families)) < 2:
         return None
     weights = family_weights(tables.families, tables.units)
+    of_unit = list(dict(zip(tables.units, tables.families, strict=True)).values())
     curves = {
-        point: family_curves({k: tables.by_problem(point, k) for k in tables.ks}, tables.families)
+        point: family_curves({k: tables.values(point, k) for k in tables.ks}, of_unit)
         for point in (START, *tables.points)
     }
     parts = {point: family_parts(curves[START], curves[point], weights) for point in tables.points}
@@ -265,6 +269,8 @@ def _claims(
             a, b = (tables.values(side, claim["k"]) for side in sides)
             estimate = crossed_interval(a - b)
             row |= as_dict(estimate)
+            if not estimate.error:
+                why = why or EQUAL
             row["p"] = 1.0 if why else p_value(estimate, 0.0)
         rows.append(row | {"why": why})
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):

@@ -4,11 +4,12 @@ report = study("runs/study", start="runs/sft", data="mine.jsonl",
                benchmarks=["own=held_out.jsonl"], methods=["grpo=0.05,0.2", "maxrl=0.05"])
 """
 
+import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import open_run
 from sage_unsloth.study.plan import FREE_VARIANTS, Plan, completed_runs, cost_text, plan_text
-from sage_unsloth.study.points import Claim, find_twin, parse_claims, parse_methods
+from sage_unsloth.study.points import Claim, Point, find_twin, parse_claims, parse_methods
 from sage_unsloth.study.publish import publish
 from sage_unsloth.study.tasks import Task, get_task, own_task, shrink
+from sage_unsloth.training.own_algorithms import own_code
 from sage_unsloth.training.rlvr_job import recorded_guide
 from sage_unsloth.training.side_by_side import MEMORY, Job, choose_processes, run_side_by_side
 from sage_unsloth.training.stage import rows_digest
@@ -100,7 +102,13 @@ def study(
     )
     for point in points:
         point.configure(task.rlvr, task.common)
-    plan = replace(plan, claims=tuple(parse_claims(claims, points, plan.ks)))
+    for benchmark in task.benchmarks:
+        if count == 1 and len({row.get("unit", row["id"]) for row in benchmark.rows}) < 2:
+            raise ValueError(
+                "a study of one training seed needs at least two problems in each benchmark, got 1 "
+                f"in {benchmark.name}. Give --seeds 2, or more problems"
+            )
+    plan = replace(plan, claims=tuple(parse_claims(claims, points, plan.ks, smoke=task.smoke)))
     with exclusive_lock(plan.out):
         open_run(plan.out, study_settings(task))
         plan = name_claims(plan)
@@ -134,25 +142,51 @@ def name_claims(plan: Plan) -> Plan:
     """The plan with every claim ever registered here; each is recorded with its time.
 
     A claim that was named cannot be taken back: Holm's correction counts it.
+
+    Raises:
+        ValueError: a point is not what it was in an earlier call.
     """
     file = plan.out / DESIGN
-    named = read_json(file)["claims"] if file.exists() else {}
+    design = read_json(file) if file.exists() else {"points": {}, "claims": {}}
+    named, points = design["claims"], design["points"]
+    for point in plan.points:
+        row, before = describe_point(point, plan), points.get(point.name, {})
+        for name in row.keys() & before.keys():
+            if row[name] != before[name]:
+                raise ValueError(
+                    f"a point must stay the same in all runs of a study, but {name} of "
+                    f"{point.name!r} was {before[name]} and is {row[name]}. Give the changed "
+                    "method another name, or choose another --out"
+                )
+        points[point.name] = row | {
+            "twin": find_twin(point, plan.points, plan.task.rlvr, plan.task.common)
+        }
     complete = len(list(completed_runs(plan)))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for claim in plan.claims:
         named.setdefault(claim.text, asdict(claim) | {"named": now, "runs_complete": complete})
-    points = {
-        point.name: {
-            "algorithm": point.algorithm,
-            "settings": dict(point.settings),
-            "guide": recorded_guide(point.configure(plan.task.rlvr, plan.task.common)[1]),
-            "twin": find_twin(point, plan.points, plan.task.common),
-        }
-        for point in plan.points
-    }
     write_json(file, {"points": points, "seeds": list(plan.seeds), "claims": named})
     all_claims = [Claim(item["better"], item["worse"], item["k"]) for item in named.values()]
     return replace(plan, claims=tuple(all_claims))
+
+
+def describe_point(point: Point, plan: Plan) -> dict[str, Any]:
+    """What a point is, for the record: its guide, digests of own code, and changed settings."""
+    rlvr = plan.task.rlvr
+    config, guide = point.configure(rlvr, plan.task.common)
+    changes = {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if getattr(config, field.name) != getattr(rlvr, field.name)
+    }
+    row = {
+        "algorithm": point.algorithm,
+        "settings": dict(point.settings),
+        "changes": changes,
+        "guide": recorded_guide(guide),
+        **own_code(guide, config.advantages, config.token_advantages),
+    }
+    return json.loads(json.dumps(row, default=repr))
 
 
 def run_jobs(plan: Plan, processes: int | None, show: Callable[[str], object]) -> None:

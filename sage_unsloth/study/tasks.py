@@ -117,7 +117,8 @@ def get_task(name: str) -> Task:
 
 def shrink(task: Task) -> Task:
     """The same at a size that only checks that everything works; its figures mean nothing."""
-    few = {"max_steps": 2, "prompts_per_step": 2, "num_generations": 4, "save_steps": 1}
+    # Groups keep their size: a method's k may need it.
+    few = {"max_steps": 2, "prompts_per_step": 2, "save_steps": 1}
     benchmarks = tuple(
         replace(benchmark, rows=_few(benchmark.rows)) for benchmark in task.benchmarks[:1]
     )
@@ -126,6 +127,7 @@ def shrink(task: Task) -> Task:
         benchmarks=benchmarks,
         sft=task.sft and replace(task.sft, max_steps=2, batch_size=4),
         rlvr=replace(task.rlvr, **few),
+        common={name: value for name, value in task.common.items() if name not in few},
         sampling=replace(task.sampling, num_samples=8, batch_size=32),
         smoke=True,
     )
@@ -209,7 +211,9 @@ def own_task(
     """
     point = starting_point(start, settings.get("reference", RlvrConfig.reference))
     gib = memory_of_card(None)
-    changes = (SMOKE["rlvr"] if smoke else {}) | settings
+    # Groups keep their size: a method's k may need it.
+    few = {name: value for name, value in SMOKE["rlvr"].items() if name != "num_generations"}
+    changes = (few if smoke else {}) | settings
     config = rlvr_config(point.preset, gib, None, **changes)
     config = replace(config, prompt=choose_format(point.model, prompt, point.adapter))
     if gib is not None:
@@ -264,11 +268,14 @@ def _own_benchmark(
     benchmark = load_benchmark(name, file or None, columns=columns if file else None)
     if file and benchmark.checker is MATH:
         benchmark = replace(benchmark, checker=corpus.checker)
+    needed = [group, None if guess == ANSWERS or _is_number(guess) else guess]
+    needed = [column for column in needed if column is not None]
     raw: Sequence[Mapping[str, Any]] = benchmark.rows
-    if file:
-        raw = [row for part in file.split(",") for row in read_raw(part, Columns(), "test")[0]]
-    for column in (group, None if guess == ANSWERS or _is_number(guess) else guess):
-        if column is not None and any(column not in row for row in raw):
+    if file and needed and not Path(file).is_dir():
+        read = [read_raw(part, columns or Columns(), "test")[0] for part in file.split(",")]
+        raw = [row for part in read for row in part]
+    for column in needed:
+        if any(column not in row for row in raw):
             raise ValueError(
                 f"{column!r} must be a column of every row of {name}, but it has {sorted(raw[0])}"
             )

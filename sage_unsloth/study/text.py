@@ -24,6 +24,7 @@ def cell(result: Mapping[str, float] | None, sign: bool = True) -> str:
 
 
 def _number(value: float, sign: bool = False) -> str:
+    value = round(value, 9)  # where a value lies between two roundings, every CPU takes the same
     return (f"{value:+.3f}" if sign else f"{value:.3f}").replace("0.", ".", 1)
 
 
@@ -46,9 +47,14 @@ def answer_lines(report: Mapping[str, Any]) -> list[str]:
     """What each method gains and loses on the first benchmark, one paragraph each."""
     name, item = next(iter(report["sets"].items()))
     baseline, k = report["baseline"], str(item["k"])
+    usable = item["ks"][k]["usable"]
     lines = [
-        f"On {name}, {item['num_problems']} problems; k = {k} is the largest that blind guessing "
-        "cannot reach."
+        f"On {name}, {item['num_problems']} problems; "
+        + (
+            f"k = {k} is the largest that blind guessing cannot reach."
+            if usable
+            else "blind guessing reaches every k."
+        )
     ]
     for point, row in item["points"].items():
         if point == START:
@@ -103,11 +109,15 @@ def report_markdown(report: Mapping[str, Any]) -> str:
         f"{conditions(report)}.",
         f"[ ]: 95 % interval over {seeds}; differences are paired by both. The start model was not "
         "trained, so its interval is over problems only. A mean without an interval is of equal "
-        "counts, which do not show how much a problem could differ. A difference below "
-        f"{MATTERS:g} counts as none.",
+        "counts, which do not show how much a problem could differ. An interval that holds 0 and "
+        f"ends within {MATTERS:g} of it is called equal.",
     ]
     if report["claims"]:
-        parts += ["## Named comparisons, after Holm", markdown_table(claims_table(report))]
+        name = next(iter(report["sets"]))
+        parts += [
+            f"## Named comparisons on {name}, after Holm",
+            markdown_table(claims_table(report)),
+        ]
     for name, item in report["sets"].items():
         parts += [f"## {name}", *_set_parts(report, item)]
     if report["dose"]:
@@ -184,6 +194,10 @@ def _line_parts(item: Mapping[str, Any]) -> list[str]:
         + f". Lines are interpolated between neighbours at most a factor {LARGEST_STEP:g} apart "
         "and have no value beyond their ends.",
         markdown_table(rows),
+        *(
+            f"No line of {TITLES[name]} yet, because not every seed has been sampled for it."
+            for name in item["lines_to_come"]
+        ),
     ]
 
 

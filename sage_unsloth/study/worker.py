@@ -65,7 +65,7 @@ def train_run(
     name = result.stem
     config, guide = point.configure(task.rlvr, task.common)
     model, adapter = start_model(task, out)
-    folder, began = out / "runs" / name, time.perf_counter()
+    folder = out / "runs" / name
     trained = rlvr(
         replace(config, seed=seed),
         model,
@@ -80,10 +80,11 @@ def train_run(
         rewards=task.rewards,
         data=task.data,
     )
-    seconds = {"train": time.perf_counter() - began}
+    steps = read_metrics(folder)
+    # Not the clock's: a resumed run was trained by several processes.
+    seconds = {"train": sum(row["seconds"] for row in steps)}
     series = {
-        column: [_round(row.get(source)) for row in read_metrics(folder)]
-        for column, source in SERIES.items()
+        column: [_round(row.get(source)) for row in steps] for column, source in SERIES.items()
     }
     release_memory()
     paths = (str(trained), None) if config.full_finetuning else (model, str(trained))

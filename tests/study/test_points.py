@@ -36,6 +36,17 @@ def test_a_point_configures_settings_guide_and_rule():
     assert branch.configure(RlvrConfig(), {"beta": 0.7})[0].beta == 0.2
 
 
+def test_a_setting_may_suit_only_the_size_of_a_group():
+    (point,) = parse_methods(["pkpo:k=12:num_generations=16"])
+    assert point.configure(RlvrConfig())[0].num_generations == 16
+    (point,) = parse_methods(["pkpo=12"])
+    groups = RlvrConfig(num_generations=16)
+    assert point.configure(groups)[0].advantages == "pkpo,k=12"
+    assert find_twin(point, [point], groups, {}) is None
+    with pytest.raises(ValueError, match="k"):
+        point.configure(RlvrConfig(num_generations=8))
+
+
 def test_a_method_of_your_own_is_module_and_name(tmp_path, monkeypatch):
     (tmp_path / "my_study_rule.py").write_text(
         "from sage_unsloth.objective.guides import BranchGuide\nrule = BranchGuide(ratio=0.4)\n"
@@ -58,6 +69,7 @@ def test_a_method_of_your_own_is_module_and_name(tmp_path, monkeypatch):
         (["grpo=high"], "a method must be NAME"),
         (["grpo:nothing=1"], "a point's setting must be a number"),
         (["grpo:max_steps=1.5"], "max_steps must be a whole number, got 1.5"),
+        (["grpo=0.05:beta=0.1"], "a setting must be given once, got 'beta' twice"),
         (["grpo=0.1", "grpo=.1"], "every point must be named once, got 'grpo beta=0.1' twice"),
         ([], "a study needs a method"),
     ],
@@ -81,14 +93,17 @@ def test_claims_name_points_as_the_methods_do():
     ):
         with pytest.raises(ValueError, match=message):
             parse_claims([text], points, [1, 4, 8])
+    (claim,) = parse_claims(["maxrl=0.05>grpo=0.05@16"], points, [1, 4], smoke=True)
+    assert claim.k == 4, "a smoke run draws too few samples for more"
 
 
 def test_twins_and_lines():
     points = parse_methods(["grpo=0.4,0.05", "sage-branch=0.05,0.2", "grpo:max_steps=7", "maxrl"])
     by_name = {point.name: point for point in points}
-    assert find_twin(by_name["sage-branch beta=0.05"], points, {}) == "grpo beta=0.05"
-    assert find_twin(by_name["sage-branch beta=0.2"], points, {}) is None
-    assert find_twin(by_name["grpo beta=0.4"], points, {}) is None
+    shared = RlvrConfig(), {}
+    assert find_twin(by_name["sage-branch beta=0.05"], points, *shared) == "grpo beta=0.05"
+    assert find_twin(by_name["sage-branch beta=0.2"], points, *shared) is None
+    assert find_twin(by_name["grpo beta=0.4"], points, *shared) is None
     line = same_method(by_name["grpo beta=0.05"], points)
     assert [point.name for point in line] == ["grpo beta=0.05", "grpo beta=0.4"]
     assert same_method(by_name["maxrl"], points) == [by_name["maxrl"]]

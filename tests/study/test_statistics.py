@@ -15,7 +15,7 @@ from sage_unsloth.study.chord import (
 from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.dose import is_negligible, measure_dose, possible_change
 from sage_unsloth.study.free_lines import LineNode, distance_to_line
-from sage_unsloth.study.records import family_curves, family_parts, family_weights
+from sage_unsloth.study.records import by_unit, family_curves, family_parts, family_weights
 from sage_unsloth.study.tasks import guess_product
 from sage_unsloth.study.verdicts import holm, is_informative, main_k, p_value, verdict
 
@@ -176,6 +176,7 @@ def test_what_a_dose_can_change_by_hand():
     assert possible_change(2.0, 2, *line) == pytest.approx(0.1), "the last: the slope before it"
     assert possible_change(1.0, 0, *line) == 0
     assert possible_change(2.0, 0, [0.6], [0.1]) is None
+    assert possible_change(2.0, 1, [0.6, 0.7], [0.0, 0.1]) is None, "log 0"
     assert is_negligible(0.001, 0.02) and not is_negligible(0.003, 0.02)
     assert is_negligible(0.002, None) and not is_negligible(0.004, 0.0), "held to .03"
     assert not is_negligible(None, 0.02)
@@ -193,6 +194,16 @@ def test_families_add_up_to_the_mean_by_hand():
     parts = family_parts(start, trained, family_weights(families, units))
     assert parts["a"]["1"] == pytest.approx(0.4) and parts["b"]["1"] == pytest.approx(-0.2)
     assert parts["all"]["1"] == pytest.approx(0.2)
+
+
+def test_families_add_up_where_units_have_different_sizes():
+    units, families = ["a", "a", "a", "b", "c"], ["x", "x", "x", "x", "y"]
+    start, trained = np.array([[0.2, 0.3, 0.4, 0.8, 0.5]]), np.array([[0.5, 0.6, 0.7, 0.2, 0.6]])
+    of_unit = ["x", "x", "y"]
+    curves = [family_curves({1: by_unit(values, units)}, of_unit) for values in (start, trained)]
+    parts = family_parts(*curves, family_weights(families, units))
+    change = (by_unit(trained, units) - by_unit(start, units)).mean()
+    assert parts["all"]["1"] == pytest.approx(change) == pytest.approx((0.3 - 0.6 + 0.1) / 3)
 
 
 def test_holm_by_hand():

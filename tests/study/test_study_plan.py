@@ -1,6 +1,8 @@
 """What a study says before it starts, and what it runs: by hand."""
 
+import importlib
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -30,7 +32,7 @@ def test_seed_by_seed_with_the_start_model_first(tmp_path):
     assert plan.ks == [1, 4, 8, 16, 32], "n = 64 >= 2k"
     assert plan.run_jobs()[0].arguments["num_samples"] == 256
     early = {job.name: list(job.arguments.get("early", [])) for job in plan.run_jobs()}
-    assert early["grpo_beta-0.05_seed-1"] == [12, 25] and early["maxrl_beta-0.05_seed-1"] == []
+    assert early["grpo_beta-0.05_seed-1"] == [13, 25] and early["maxrl_beta-0.05_seed-1"] == []
 
 
 def test_the_cost_is_said_and_then_measured(tmp_path):
@@ -73,6 +75,40 @@ def test_a_claim_cannot_be_taken_back_and_says_when_it_was_named(tmp_path):
     assert [one["runs_complete"] for one in named.values()] == [0, 1]
 
 
+def test_a_point_that_changed_between_two_calls_is_refused(tmp_path, monkeypatch):
+    own = tmp_path / "my_changing_rule.py"
+    text = "from sage_unsloth.objective.guides import BranchGuide\nrule = BranchGuide(ratio=0.4)\n"
+    own.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "results").mkdir()
+    name_claims(make_plan(tmp_path, ["grpo=0.05", "my_changing_rule:rule=0.2"]))
+    name_claims(make_plan(tmp_path, ["grpo=0.05", "maxrl=0.05"]))
+    own.write_text(text.replace("0.4", "0.8"))
+    sys.modules.pop("my_changing_rule")
+    importlib.invalidate_caches()
+    with pytest.raises(ValueError, match=r"guide of 'my_changing_rule:rule beta=0.2' was Branch"):
+        name_claims(make_plan(tmp_path, ["grpo=0.05", "my_changing_rule:rule=0.2"]))
+
+
+def test_each_free_line_is_a_process_of_its_own(tmp_path):
+    plan = make_plan(tmp_path, free=("scale",))
+    assert [job.name for job in plan.variant_jobs()] == [
+        "grpo_beta-0.05_seed-1_free-scale",
+        "grpo_beta-0.05_seed-2_free-scale",
+    ]
+    (job, *_) = make_plan(tmp_path).variant_jobs()
+    assert [value for _, value in job.arguments["variants"]] == [13, 25]
+    assert job.num_completions == 2 * 64 * 100
+
+
+def test_a_smoke_run_is_short_whatever_the_task_fixes(tmp_path):
+    task = replace(get_task("arithmetic"), common={"max_steps": 300, "learning_rate": 1e-4})
+    task = shrink(task)
+    plan = make_plan(tmp_path, ["pkpo=8"], task=task)
+    assert plan.num_steps(plan.points[0]) == 2 and task.common == {"learning_rate": 1e-4}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -80,6 +116,8 @@ def test_a_claim_cannot_be_taken_back_and_says_when_it_was_named(tmp_path):
         ({"seeds": 0}, "--seeds must be >= 1, got 0"),
         ({"free": ["sideways"]}, "--free must be of early, scale, temperature, got sideways"),
         ({"claims": ["maxrl>grpo@8"]}, "a claim must be about the study's points"),
+        ({"methods": ["pkpo=16"]}, "k"),
+        ({"temperature": 2.0}, "--task has its own data and settings, got temperature with it"),
         ({"data": "mine.jsonl"}, "--task has its own data and settings, got data with it"),
     ],
 )
@@ -87,4 +125,14 @@ def test_a_study_that_cannot_be_is_refused_before_anything_is_made(tmp_path, opt
     words = {"methods": ["grpo=0.05"], "task": "arithmetic"} | options
     with pytest.raises(ValueError, match=message):
         study(tmp_path / "out", **words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_seed_and_one_problem_have_no_interval(tmp_path):
+    task = get_task("arithmetic")
+    benchmark = replace(task.benchmarks[0], rows=task.benchmarks[0].rows[:1])
+    with pytest.raises(ValueError, match="at least two problems in each benchmark, got 1 in test"):
+        study(
+            tmp_path / "out", methods=["grpo"], task=replace(task, benchmarks=(benchmark,)), seeds=1
+        )
     assert not (tmp_path / "out").exists()

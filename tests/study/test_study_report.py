@@ -12,7 +12,14 @@ from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.publish import draw
 from sage_unsloth.study.records import write_records
-from sage_unsloth.study.report import GUESSING, NO_DOSE, ONE_SEED, judge_difference, make_report
+from sage_unsloth.study.report import (
+    EQUAL,
+    GUESSING,
+    NO_DOSE,
+    ONE_SEED,
+    judge_difference,
+    make_report,
+)
 from sage_unsloth.study.text import cell, claim_lines, report_markdown, summary
 
 RESULTS = Path(__file__).resolve().parents[2] / "data" / "results" / "study"
@@ -144,6 +151,24 @@ def test_claims_are_judged_after_holm_and_count_also_where_they_fail(made):
         for found in row["to_lines"].values()
     )
     assert made[1]["comparisons"] == 12 + 9 + beside
+
+
+def test_a_claim_about_equal_counts_does_not_hold():
+    data = records(claims={"a": ("maxrl beta=0.05", "start", 8)})
+    for run in [data["start"], *data["runs"]]:
+        is_start = run["point"] == "start"
+        run["sets"]["own"]["correct"] = [0 if is_start else N] * PROBLEMS
+    report = make_report(data)
+    (claim,) = report["claims"]
+    assert (claim["mean"], claim["why"], claim["holds"]) == (1.0, EQUAL, False)
+
+
+def test_a_line_that_not_every_seed_has_is_named():
+    data = records()
+    data["variants"] = [v for v in data["variants"] if (v["kind"], v["seed"]) != ("scale", 3)]
+    text = report_markdown(make_report(data))
+    assert "No line of a scaled LoRA yet, because not every seed" in text
+    assert "of an early checkpoint yet" not in text
 
 
 def test_claims_that_were_named_late_are_listed(made):
