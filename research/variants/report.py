@@ -33,7 +33,7 @@ from research.variants.pictures import draw_forks
 from sage_unsloth.evaluation.metrics import pass_at_k
 from sage_unsloth.runs.files import read_json, write_json
 from sage_unsloth.runs.record import environment
-from sage_unsloth.study.chord import Place, mixture_pass_at_k, random_attempt
+from sage_unsloth.study.chord import Place
 from sage_unsloth.study.crossed import CrossedEstimate, crossed_interval
 from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.records import by_unit
@@ -204,32 +204,6 @@ def beside_line(
     return distance_to_line(records.place(point, seeds), nodes, steps=True)
 
 
-def beside_mixtures(
-    records: VariantRecords,
-    point: VariantPoint,
-    line: Sequence[VariantPoint],
-) -> CrossedEstimate | None:
-    """pass@32 of a point beside the highest mixture, at its pass@1, of a line's point with
-    attempts by the SFT model.
-    """
-    n, seeds = records.num_samples, records.seeds(point, *line)
-    place, found = records.place(point, seeds), []
-    for trained in line:
-        correct = records.counts(trained, seeds)
-        start = np.broadcast_to(records.counts(("", SFT, None), [None]), correct.shape)
-        first = {
-            name: by_unit(np.asarray(pass_at_k(n, counts, 1)), records.units)
-            for name, counts in (("start", start), ("trained", correct))
-        }
-        nodes = []
-        for m in range(33):
-            many = by_unit(mixture_pass_at_k(n, correct, n, start, 32, m), records.units)
-            nodes.append(LineNode(str(m), m, Place(random_attempt(first, m, 32), many)))
-        if beside := distance_to_line(place, nodes, steps=False):
-            found.append(beside)
-    return min(found, key=lambda item: item.mean, default=None)
-
-
 def judge_rows(records: VariantRecords) -> list[dict[str, Any]]:
     """The five claims of the design, with p values before and after Holm.
 
@@ -286,8 +260,6 @@ def report_fork(records: VariantRecords, dialect: str) -> dict[str, Any]:
             pair["forked way"] = _estimate(crossed_interval(shares))
             if beside := beside_line(records, point, line):
                 pair["pass@32 beside grpo-exact's line"] = _estimate(beside)
-            if beside := beside_mixtures(records, point, line):
-                pair["pass@32 beside mixtures"] = _estimate(beside)
             pairs.append(pair)
     start = ("", SFT, None)
     sft = {f"pass@{k}": float(_start_values(records, start, k).mean()) for k in KS}
@@ -364,9 +336,8 @@ def fork_table(report: Mapping[str, Any]) -> list[str]:
     """The levels of D1, and the guide beside GRPO, as lines of Markdown."""
     lines = [
         "| free letters in | algorithm | β | seeds | pass@1 | pass@8 | pass@32 | forked way "
-        "| pass@1 − GRPO at this β | pass@32 − the same | pass@32 beside GRPO's line "
-        "| pass@32 beside mixtures of GRPO and SFT |",
-        "|" + "---|" * 12,
+        "| pass@1 − GRPO at this β | pass@32 − the same | pass@32 beside GRPO's line |",
+        "|" + "---|" * 11,
     ]
     for dialect, where in (("fork", "the rare way"), ("fork-twin", "a wrong way")):
         pairs = {pair["beta"]: pair for pair in report[dialect]["pairs"]}
@@ -377,8 +348,8 @@ def fork_table(report: Mapping[str, Any]) -> list[str]:
             beta = "" if row["beta"] is None else f"{row['beta']:g}"
             cells = [where, f"`{row['algorithm']}`", beta, str(len(row["seeds"]) or "")]
             cells += [f"{row[name]:.3f}" for name in ("pass@1", "pass@8", "pass@32", "forked way")]
-            beside = ("pass@32 beside grpo-exact's line", "pass@32 beside mixtures")
-            cells += [_signed(pair.get(name)) for name in ("pass@1", "pass@32", *beside)]
+            beside = "pass@32 beside grpo-exact's line"
+            cells += [_signed(pair.get(name)) for name in ("pass@1", "pass@32", beside)]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -5,7 +5,8 @@ Everything that a report says is computed from that one file, without training a
     sets       benchmark -> problem ids, `families`, `units`, `guess`
     runs       point, seed; of each set n and the correct completions of each problem; the series
                of training; seconds, commit and versions
-    start, variants    the model that every run begins with, and the baseline's free variants
+    start, variants    the model that every run begins with, and the baseline's free variants;
+               `later` of the start model are the samples that the trained models do not have
     doses      of each guide on completions of the start model
 
 Shapes: S seeds, P problems, U units.
@@ -145,8 +146,11 @@ class Tables:
 
     def mixture(self, m: int, k: int) -> Place:
         """The baseline with m of k attempts by the start model."""
-        (n, trained), (start_n, start) = self.correct(self.baseline), self.correct(START)
-        many = mixture_pass_at_k(n, trained, start_n, start, k, m)
+        n, trained = self.correct(self.baseline)
+        item = self.data["start"]["sets"][self.name]
+        later = item.get("later", item)  # absent from the records of the frontiers
+        start = np.array([later["correct"]] * len(self.seeds))
+        many = mixture_pass_at_k(n, trained, later["num_samples"], start, k, m)
         both = {"start": self.values(START, 1), "trained": self.values(self.baseline, 1)}
         return Place(random_attempt(both, m, k), by_unit(many, self.units))
 

@@ -106,9 +106,13 @@ def train_run(
 
 @frees_models
 def sample_start(task: Task, out: Path, num_samples: int, result: Path) -> None:
-    """Evaluates the model that every run starts from."""
+    """Evaluates the model that every run starts from.
+
+    `later` counts the samples that the trained models do not have; see `study.chord`.
+    """
+    first = task.sampling.num_samples
     task = replace(task, sampling=replace(task.sampling, num_samples=num_samples))
-    sets, seconds = sample_model(task, out, result.stem, *start_model(task, out))
+    sets, seconds = sample_model(task, out, result.stem, *start_model(task, out), later=first)
     write_json(
         result,
         {
@@ -218,9 +222,12 @@ class CopiesAdapter(TrainerCallback):
 
 
 def sample_model(
-    task: Task, out: Path, name: str, model: str, adapter: str | None
+    task: Task, out: Path, name: str, model: str, adapter: str | None, later: int = 0
 ) -> tuple[dict[str, Any], float]:
-    """Samples a model on every benchmark as `evaluate` does; returns its counts and the seconds."""
+    """Samples a model on every benchmark as `evaluate` does; returns its counts and the seconds.
+
+    With `later` the samples from this number on are counted apart as well.
+    """
     began = time.perf_counter()
     completions = task.num_problems * task.sampling.num_samples
     logger.info("Evaluates %s: %s completions.", name, f"{completions:,}")
@@ -240,10 +247,13 @@ def sample_model(
         engine=choose_engine(load_in_4bit=spec.load_in_4bit),
         show=logger.debug,
     )
-    counts = {
-        benchmark.name: count_correct(record_set, benchmark.rows)
-        for benchmark, record_set in zip(task.benchmarks, sets, strict=True)
-    }
+    counts = {}
+    for benchmark, record_set in zip(task.benchmarks, sets, strict=True):
+        counts[benchmark.name] = count_correct(record_set, benchmark.rows)
+        if later:
+            apart = replace(record_set, correct=record_set.correct[:, later:])
+            row = count_correct(apart, benchmark.rows)
+            counts[benchmark.name]["later"] = {n: row[n] for n in ("num_samples", "correct")}
     return counts, time.perf_counter() - began
 
 

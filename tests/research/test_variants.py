@@ -1,5 +1,6 @@
 """Variants: rows in other proportions and the fork dialects by hand, and the committed report."""
 
+import json
 import random
 from collections import Counter
 
@@ -18,7 +19,6 @@ from research.variants.report import (
     SKEWED,
     VariantRecords,
     beside_line,
-    beside_mixtures,
     make_report,
     report_starts,
     row_records,
@@ -131,8 +131,10 @@ def test_runs_on_skewed_rows_repeat_the_published_ones():
 
 
 def test_the_committed_report_follows_from_the_committed_records():
-    report = make_report()
-    assert read_json(RESULTS / "report.json") == report
+    def rounded(report):  # the last bits depend on the CPU
+        return json.loads(json.dumps(report), parse_float=lambda text: round(float(text), 9))
+
+    assert rounded(read_json(RESULTS / "report.json")) == rounded(make_report())
 
 
 def test_the_committed_figure_shows_the_committed_report(tmp_path):
@@ -246,11 +248,10 @@ def test_the_page_says_what_the_guide_did():
         dialect: {pair["beta"]: pair for pair in report[dialect]["pairs"]}
         for dialect in ("fork", "fork-twin")
     }
-    line, mixtures = "pass@32 beside grpo-exact's line", "pass@32 beside mixtures"
+    line = "pass@32 beside grpo-exact's line"
     for dialect, beta, name in (
         ("fork", 0.4, "forked way"),
         ("fork", 0.4, line),
-        ("fork", 0.4, mixtures),
         ("fork", 0.2, "pass@1"),
         ("fork", 0.2, "pass@32"),
         ("fork", 0.2, line),
@@ -297,24 +298,3 @@ def test_what_varies_between_models_by_hand():
     assert report["pass@32 deviation"] == pytest.approx(0.5)
     # Student's t with two degrees of freedom: 4.303 * .5 / sqrt(3)
     assert report["pass@32"]["high"] == pytest.approx(0.5 + 1.242, abs=1e-3)
-
-
-def test_beside_a_mixture_by_hand():
-    """GRPO solves both problems, so a mixture with any attempt by GRPO does too."""
-    posed = {"num_samples": 32, "units": ["a", "b"], "families": ["a", "b"]}
-
-    def run(algorithm, beta, seed, correct):
-        one = {"variant": "fork", "algorithm": algorithm, "setting": "beta", "strength": beta}
-        return one | {"seed": seed, "sets": {"test": {"correct": correct}}}
-
-    start = {"variant": "", "algorithm": "sft", "setting": "", "strength": None, "seed": None}
-    runs = [
-        start | {"sets": {"test": {"correct": [32, 0]}}},
-        *(run("grpo-exact", 1.0, seed, [32, 32]) for seed in (1, 2)),
-        *(run("sage-branch-exact", 1.0, seed, [24, 24]) for seed in (1, 2)),
-    ]
-    records = VariantRecords({"sets": {"test": posed}, "runs": runs})
-    line = [("fork", "grpo-exact", 1.0)]
-    beside = beside_mixtures(records, ("fork", "sage-branch-exact", 1.0), line)
-    # At pass@1 .75 half of the attempts are GRPO's, which solve both problems, as the guide does.
-    assert beside is not None and beside.mean == pytest.approx(0)

@@ -82,6 +82,10 @@ def test_sixty_questions_of_ones_own(tmp_path):
     assert "Σ log q, correct | Σ log q, wrong" in text
     data = json.loads((out / "records.json").read_text())
     assert len(data["runs"]) == 4 and len(data["variants"]) == 2 * 4
+    later = data["start"]["sets"]["own"]["later"]
+    counts = zip(data["start"]["sets"]["own"]["correct"], later["correct"], strict=True)
+    assert later["num_samples"] == 3 * own["num_samples"]["grpo beta=0.05"]
+    assert all(0 <= part <= whole for whole, part in counts)
     for run in (*data["runs"], data["start"]):
         assert run["environment"]["packages"]["sage_unsloth"] and run["environment"]["code_tree"]
     assert (out / "report.md").read_text().startswith("# Study: mine.csv from arithmetic-base")

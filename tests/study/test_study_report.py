@@ -11,7 +11,7 @@ from sage_unsloth.study.chord import Place
 from sage_unsloth.study.crossed import crossed_interval
 from sage_unsloth.study.free_lines import LineNode, distance_to_line
 from sage_unsloth.study.publish import draw
-from sage_unsloth.study.records import write_records
+from sage_unsloth.study.records import Tables, write_records
 from sage_unsloth.study.report import (
     EQUAL,
     GUESSING,
@@ -151,6 +151,16 @@ def test_claims_are_judged_after_holm_and_count_also_where_they_fail(made):
         for found in row["to_lines"].values()
     )
     assert made[1]["comparisons"] == 12 + 9 + beside
+
+
+def test_mixtures_take_samples_that_the_trained_model_does_not_have():
+    """Sample i has the same random numbers in both models, so the product of chances is biased."""
+    data = records()
+    shared = Tables(data, "own").mixture(4, 8)
+    data["start"]["sets"]["own"]["later"] = {"num_samples": 3 * N, "correct": [0] * PROBLEMS}
+    apart = Tables(data, "own")
+    assert apart.mixture(4, 8).many.mean() < shared.many.mean()
+    np.testing.assert_allclose(apart.mixture(4, 8).many, apart.values("grpo beta=0.05", 4))
 
 
 def test_a_claim_about_equal_counts_does_not_hold():
