@@ -6,10 +6,12 @@ units of reward the guide pays
 
     β · σ · S(y),    S(y) = Σ_t log q_t, nats.
 
-Let Δ be the largest difference of S between two correct completions. A way of working that solves a
-share `gap` more of the training rows than another earns `gap` more reward, so the guide can keep
-the other one only if β·σ·Δ >= gap. With credit="token", a guide that depends only on the prefix
-scales the pull towards π_ref by q_t: it is GRPO with about β times mean q.
+Let Δ be the largest difference of S between two correct completions. (Where their lengths differ,
+the guide pays more or less: credit subtracts the prompt's mean log q per token.) A way of working
+that solves a share `gap` more of the training rows than another earns `gap` more reward, so the
+guide can keep the other one only if β·σ·Δ >= gap. With credit="token", a guide that
+depends only on the prefix scales the pull towards π_ref by q_t: it is GRPO with about β times mean
+q.
 
 Shapes: B completions, T tokens.
 """
@@ -115,8 +117,21 @@ def _sigma(rewards: Sequence[float], groups: Sequence[Hashable], scale_rewards: 
     return sum(deviations) / len(deviations) if deviations else 1.0
 
 
-def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = SHARE_DIFFERENCE) -> str:
-    """Two or three sentences about what the guide can change at this β."""
+def dose_text(
+    dose: GuideDose,
+    beta: float,
+    credit: str,
+    gap: float = SHARE_DIFFERENCE,
+    *,
+    on_prefix: bool = True,
+    comparable: bool = True,
+) -> str:
+    """Two or three sentences about what the guide can change at this β.
+
+    Args:
+        on_prefix: q_t depends on the tokens before t alone.
+        comparable: Σ log q is paid in units of the reward, and to the same completions each step.
+    """
     if not dose.touched:
         return (
             "This guide touches no token of these completions, so the run is the same without it."
@@ -130,6 +145,8 @@ def dose_text(dose: GuideDose, beta: float, credit: str, gap: float = SHARE_DIFF
         f"The guide changes {100 * dose.touched:.3g} % of the tokens (mean q "
         f"{dose.guide_mean:.5g}), and Σ log q is {' and '.join(sums)}."
     )
+    if not comparable or (credit == "token" and not on_prefix):
+        return f"{facts} How much that can change is not known for this guide and this algorithm."
     needed = dose.needed_beta(gap)
     needs = "" if needed is None else f"β {needed:.2g}, or "
     needs += f"Σ log q that differs by {dose.needed_spread(beta, gap):.3g} nats"

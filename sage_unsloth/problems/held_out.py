@@ -1,9 +1,12 @@
 """Splits rows into training and held-out ones."""
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+Row = TypeVar("Row")
 
 
-def spread(rows: Sequence[dict], count: int) -> list[dict]:
+def spread(rows: Sequence[Row], count: int) -> list[Row]:
     """`count` rows, evenly spaced."""
     return [rows[int(i * len(rows) / count)] for i in range(count)]
 

@@ -22,8 +22,8 @@ follows from the counts, with n samples of the trained model and n' of the start
     pass@(k, m) = 1 − C(n' − c', m)/C(n', m) · C(n − c, k − m)/C(n, k − m)
 
 which is unbiased if both factors are independent. Sample i of a problem has the same random numbers
-in every model (`sampling.token_streams`), so the start model's samples that count here are those that
-the trained model does not have, i >= n. A random one of the k attempts
+in every model (`sampling.token_streams`), so the start model's samples that count here are those
+that the trained model does not have, i >= n. A random one of the k attempts
 is correct with probability (m/k) pass@1' + (1 − m/k) pass@1.
 
 Shapes: S seeds, U units, L strengths.

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sage_unsloth.grading.checker import Grade
+from sage_unsloth.methods.advantage_rules import GRPO
 from sage_unsloth.models.scoring import LOGITS_AT_ONCE, score
 from sage_unsloth.prompts import row_messages
-from sage_unsloth.runs.files import read_jsonl, write_json
+from sage_unsloth.runs.files import write_json
 from sage_unsloth.sampling.record_sets import completion_ids, prompt_ids
 from sage_unsloth.training.policy_engine import preserve_random_state
-from sage_unsloth.training.preflight import PREFLIGHT_SAMPLES, chosen_rows
+from sage_unsloth.training.preflight import chosen_rows
 
 if TYPE_CHECKING:
     from sage_unsloth.objective.guide_dose import GuideDose
@@ -95,6 +96,7 @@ def guide_dose(
 
 
 def report_dose(
+    records: Sequence[Mapping[str, Any]],
     config: "RlvrConfig",
     guide: "Guide",
     model: Any,
@@ -104,22 +106,25 @@ def report_dose(
 ) -> None:
     """Logs the dose on the completions of the preflight, and writes `DOSE_FILE`.
 
-    Skipped for a guide that needs a teacher, which is not among the signals yet. Training is not
-    changed by it (`policy_engine.preserve_random_state`).
+    Skipped for a guide that needs a teacher, which is not among the signals yet, and where policy
+    and reference differ from the start (`reference="base"`). Training is not changed by it
+    (`policy_engine.preserve_random_state`).
 
     Args:
+        records: of `preflight`.
         model, tokenizer: the policy that the preflight sampled.
-        folder: of the run, with the preflight's completions.
+        folder: of the run.
     """
     from sage_unsloth.objective.guide_dose import dose_text
+    from sage_unsloth.objective.guides import BranchGuide, RandomGuide
 
-    if "teacher_logps" in guide.needs:
+    if "teacher_logps" in guide.needs or config.reference == "base":
         return
     with preserve_random_state(model, tokenizer):
         # Dropout off; the context puts the mode back.
         model.eval()
         dose = guide_dose(
-            read_jsonl(folder / PREFLIGHT_SAMPLES),
+            records,
             guide,
             model,
             tokenizer,
@@ -128,7 +133,10 @@ def report_dose(
             max_steps=config.max_steps,
             scale_rewards=config.scale_rewards,
         )
-    text = dose_text(dose, config.beta, config.credit)
+    on_prefix = isinstance(guide, BranchGuide)
+    # β σ Σ log q is what a guide pays where rewards are divided by their deviation.
+    comparable = config.advantages == GRPO and not isinstance(guide, RandomGuide)
+    text = dose_text(dose, config.beta, config.credit, on_prefix=on_prefix, comparable=comparable)
     settings = {"beta": config.beta, "credit": config.credit, "text": text}
     write_json(folder / DOSE_FILE, asdict(dose) | settings)
     logger.info("Preflight: %s", text)

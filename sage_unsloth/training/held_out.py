@@ -96,7 +96,12 @@ class HeldOut:
             write_json(self.folder / HELD_OUT_FOLDER / PROBLEMS, [dict(row) for row in self.rows])
             self._restore_best(step)
         wait_for_all()
-        return self.evaluate_step(step) if is_due(self.config, self.curve, step) else {}
+        row = self.evaluate_step(step)
+        checkpoint = self._checkpoint(step)
+        if row and rank() == 0 and checkpoint.is_dir():
+            # Saved before this evaluation, so its copy of the best adapter may be an older one.
+            self.copy_best(checkpoint)
+        return row
 
     def evaluate_step(self, step: int) -> dict[str, Any]:
         """The metrics of the policy after this optimizer step.
@@ -195,10 +200,13 @@ class HeldOut:
                 write_readme(partial)
             write_json(partial / NOTE, dict(row))
 
+    def _checkpoint(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"checkpoint-{step}"
+
     def _restore_best(self, step: int) -> None:
         """`best/` as it was at this step: a later one belongs to steps that are trained again."""
         best, place = best_row(self.config, self.curve), self.folder / BEST
-        checkpoint = self.folder / "checkpoints" / f"checkpoint-{step}"
+        checkpoint = self._checkpoint(step)
         best_step = None if best is None else best["step"]
         if best_step is None or best_step != _step_of(place):
             copy = checkpoint / HELD_OUT_FOLDER / BEST

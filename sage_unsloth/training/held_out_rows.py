@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from numbers import Real
 
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.problems.sources import check_columns
@@ -40,6 +41,7 @@ def split_rows(
                 f"{len(rows)}. Give more rows, or eval_steps=0"
             )
         training, selected = hold_out(rows, count)
+        _check_rows(selected)
     else:
         selected = _with_ids(held_out)
         problems = {row["problem"] for row in selected}
@@ -91,10 +93,22 @@ def _with_ids(rows: Sequence[dict]) -> list[dict]:
         raise ValueError("held-out rows must not be empty. Give some, or leave them out")
     check_columns(rows, ("problem", "answer"))
     selected = [{"id": f"held-out-{number}"} | row for number, row in enumerate(rows)]
-    names = [row["id"] for row in selected]
+    _check_rows(selected)
+    return selected
+
+
+def _check_rows(rows: Sequence[dict]) -> None:
+    """Raises ValueError for a repeated id, or a `guess` that is no chance."""
+    names = [row.get("id") for row in rows]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(
             f"ids of held-out rows must differ, but {twice!r} is there {names.count(twice)} times"
         )
-    return selected
+    for row in rows:
+        guess = row.get("guess", 0)
+        if not isinstance(guess, Real) or not 0 <= guess <= 1:
+            raise ValueError(
+                "`guess` must be the chance that a blind guess is right, from 0 to 1, got "
+                f"{guess!r} in row {row['id']}. Correct it, or name that column differently"
+            )

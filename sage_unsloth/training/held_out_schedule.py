@@ -40,10 +40,12 @@ def best_row(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> Mapping[
 def reason_to_end(config: RlvrConfig, curve: Sequence[Mapping[str, Any]]) -> str:
     """Why training ends after these evaluations; empty if it goes on.
 
-    The coverage budget must be exceeded by two evaluations in a row: one may be by chance.
+    The coverage budget must be exceeded by two evaluations in a row, the last by an interval below
+    0: all are compared with the same samples of step 0, which may have been lucky.
     """
     last = list(curve[-2:])
-    if len(last) == 2 and not any(is_within_budget(config, row) for row in last):
+    over = len(last) == 2 and not any(is_within_budget(config, row) for row in last)
+    if over and last[-1][f"eval/change@{config.eval_samples}_high"] < 0:
         return (
             f"pass@{config.eval_samples} on held-out rows lost more than "
             f"{config.coverage_budget:g} in two evaluations in a row (coverage_budget)"

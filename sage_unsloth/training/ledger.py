@@ -19,6 +19,9 @@ from sage_unsloth.runs.record import (
 from sage_unsloth.runs.settings import values_where
 from sage_unsloth.training.rows import METRICS
 
+SAMPLED_BEFORE = ("preflight.*", "guide_dose.json", "rehearsal.*", "held-out/step-000000.*")
+"""What a run samples before its first step."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -97,8 +100,8 @@ class Ledger:
     ) -> None:
         """Opens the folder; settings are fixed from the first optimizer step on.
 
-        Until then (after running out of memory, say) new settings are accepted, and the files of a
-        preflight under the old ones are deleted.
+        Until then (after running out of memory, say) new settings are accepted, and what was
+        sampled under the old ones is deleted.
 
         Args:
             settings: must be equal to resume (`stage.run_settings`).
@@ -116,12 +119,13 @@ class Ledger:
             begun = run["settings"] == json.loads(json.dumps(settings))
         if not begun:
             logger.info(
-                "%s has trained no step yet, so it takes the new settings. A preflight under the "
-                "old ones is deleted.",
+                "%s has trained no step yet, so it takes the new settings. What was sampled under "
+                "the old ones is deleted.",
                 self.folder,
             )
-            for file in self.folder.glob("preflight.*"):
-                file.unlink()
+            for pattern in SAMPLED_BEFORE:
+                for file in self.folder.glob(pattern):
+                    file.unlink()
         notes: dict[str, Any] = {"model_path": str(model_path)}
         notes["free_settings"] = values_where(config, "free")
         if data:

@@ -164,7 +164,7 @@ def preflight(
     folder: Path,
     verifier: Checker = MATH,
     reward: TotalReward | None = None,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], list[dict]]:
     """Samples a group for each of `config.preflight_prompts` rows, and warns if the signal is
     small.
 
@@ -176,6 +176,9 @@ def preflight(
         engine: samples from the policy that training begins with.
         rows: the training rows; the prompts are evenly spaced among them.
         reward: its total decides which groups have a signal; None for only the checked answer.
+
+    Returns:
+        See `signal`; and the graded completions, with `reward` if the run has rewards of its own.
     """
     chosen = chosen_rows(config, rows)
     # A record needs a gold, also where nothing compares with it.
@@ -221,13 +224,17 @@ def preflight(
     logger.info("Preflight, how answers reached their grade: %s.", kinds_text(kinds))
     for warning in warnings:
         logger.warning("Preflight: %s.", warning)
-    return result
+    return result, records
 
 
 def chosen_rows(config: Any, rows: Sequence[dict]) -> list[dict]:
-    """The rows that a preflight samples, with new ids."""
+    """The rows that a preflight samples; their ids are their places among all rows.
+
+    So a second preflight of more prompts adds to the first one's completions.
+    """
     count = min(config.preflight_prompts, len(rows))
-    return [row | {"id": f"prompt-{i}"} for i, row in enumerate(spread(rows, count))]
+    places = spread(range(len(rows)), count)
+    return [rows[place] | {"id": f"row-{place}"} for place in places]
 
 
 def sampling_as_in_training(config: Any, engine: Engine, num_samples: int) -> SamplingConfig:

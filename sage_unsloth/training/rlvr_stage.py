@@ -181,10 +181,10 @@ def _train(
         )
         # A run that resumes has passed its preflight.
         if resume is None and config.preflight_prompts and rank() == 0:
-            result = preflight(config, engine(), job.rows, folder, job.verifier, reward)
+            result, records = preflight(config, engine(), job.rows, folder, job.verifier, reward)
             check_signal(result, config, force=job.force)
             if job.guide is not None:
-                report_dose(config, job.guide, model, tokenizer, job.rows, folder)
+                report_dose(records, config, job.guide, model, tokenizer, job.rows, folder)
         stored: list[Stored] = []
         if config.rehearsal_coef:
             stored = draw_rehearsal(

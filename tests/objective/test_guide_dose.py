@@ -92,6 +92,22 @@ def test_the_sentence(beta, credit, wrong, says):
     assert (worth in dose_text(dose, beta, credit)) is (credit == "sequence")
 
 
+@pytest.mark.parametrize(
+    ("credit", "on_prefix", "comparable", "known"),
+    [
+        ("token", False, True, False),  # TokenGuide: q depends on the token itself
+        ("sequence", False, True, True),
+        ("sequence", True, False, False),  # RandomGuide, or other advantages than GRPO's
+        ("token", True, True, True),
+    ],
+)
+def test_nothing_is_said_of_what_is_not_known(credit, on_prefix, comparable, known):
+    dose = GuideDose(0.024, 1.04, 0.3, 0.1, spread=1.3, sigma=0.5)
+    text = dose_text(dose, 0.05, credit, on_prefix=on_prefix, comparable=comparable)
+    assert ("cannot change which solutions survive" in text) is known
+    assert ("is not known" in text) is not known
+
+
 def test_a_guide_that_touches_nothing_is_said_to_be_off():
     dose = GuideDose(0.0, 1.0, 0.0, 0.0, spread=0.0, sigma=0.5)
     assert dose.needed_beta() is None

@@ -202,6 +202,33 @@ def test_a_best_adapter_of_steps_that_are_trained_again_is_taken_back(
 
 
 @pytest.mark.long
+def test_the_best_adapter_of_an_evaluation_after_a_resume_is_kept(merged, tmp_path, monkeypatch):
+    """Interrupted in the evaluation of step 2, best at step 2, better at 4, killed in step 5."""
+    from sage_unsloth.training import held_out
+
+    config, real = replace(EVALUATED, save_steps=100), held_out.held_out_metrics
+
+    def run(*scores):
+        left = iter(scores)
+
+        def dictated(records, *others):
+            score = next(left)
+            if score is None:
+                raise KeyboardInterrupt
+            return real(records, *others) | {"eval/pass@1": score}
+
+        monkeypatch.setattr(held_out, "held_out_metrics", dictated)
+        rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=HELD_OUT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(0.1, None)
+    with pytest.raises(StopIteration):
+        run(0.8, 0.9)
+    run(0.3, 0.2)
+    assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 2
+
+
+@pytest.mark.long
 def test_patience_ends_the_run_also_where_it_was_killed_behind_it(merged, tmp_path, monkeypatch):
     """A policy that does not learn is not better: the run ends after two evaluations."""
     from peft import PeftModel
@@ -233,7 +260,7 @@ def test_a_spent_coverage_budget_ends_the_run_and_best_keeps_within_it(merged, t
         PLAIN, max_steps=6, learning_rate=5.0, warmup_ratio=0.0, max_grad_norm=100.0,
         eval_steps=1, eval_samples=8, coverage_budget=0.1,
     )  # fmt: skip
-    rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=arithmetic.problems("test")[:8])
+    rlvr(config, merged, TRAIN, tmp_path, guide(), held_out=arithmetic.problems("test")[:24])
     curve = held_out_curve(read_metrics(tmp_path, first=0))
     changes = [row.get("eval/change@8", 0.0) for row in curve]
     assert len(curve) < 7 and max(changes[-2:]) < -0.1 <= min(changes[:-2]), changes
@@ -245,7 +272,7 @@ def test_a_spent_coverage_budget_ends_the_run_and_best_keeps_within_it(merged, t
 def test_the_budget_asks_for_two_evaluations_and_rules_the_best():
     config = replace(EVALUATED, eval_samples=4, coverage_budget=0.05)
     curve = [
-        {"step": step, "eval/pass@1": first, "eval/change@4": change}
+        {"step": step, "eval/pass@1": first, "eval/change@4": change, "eval/change@4_high": -0.001}
         for step, first, change in ((2, 0.5, -0.05), (4, 0.9, -0.06), (6, 0.6, -0.01))
     ]
     curve.insert(0, {"step": 0, "eval/pass@1": 0.4})
@@ -253,6 +280,8 @@ def test_the_budget_asks_for_two_evaluations_and_rules_the_best():
     assert best_row(config, curve)["step"] == 6, "the higher one of step 4 lost too much"
     curve[3]["eval/change@4"] = -0.2
     assert "pass@4 on held-out rows lost more than 0.05" in reason_to_end(config, curve)
+    curve[3]["eval/change@4_high"] = 0.01
+    assert not reason_to_end(config, curve), "the loss may be chance"
     assert best_row(config, curve)["step"] == 2
     assert best_row(replace(config, coverage_budget=0.0), curve)["step"] == 4
 

@@ -91,7 +91,7 @@ def test_a_preflight_grades_as_rl_rewards(tmp_path, unsloth_module):
     engine = Boxes(load_tokenizer(data_folder() / "arithmetic-base"))
     rows = [{"problem": "1+1=?", "answer": "2"}, {"problem": "4-2=?", "answer": "2"}]
     config = replace(smoke_config().rlvr, preflight_prompts=2)
-    found = preflight(config, engine, rows, tmp_path)
+    found, _ = preflight(config, engine, rows, tmp_path)
     assert found["solve_rate"] == found["format_rate"] == found["parsed_rate"] == 0
     assert found["dead_groups"] == 1
     *_, advice = json.loads((tmp_path / "preflight.json").read_text())["warnings"][:1]
@@ -144,14 +144,19 @@ def test_a_run_on_dead_groups_alone_stops_before_its_first_step(unsloth_module, 
 
     # No completion of 8 tokens is finished, so that every one is wrong.
     config = replace(smoke_config().rlvr, max_completion_length=8, preflight_prompts=2)
-    for _ in range(2):  # the same command again stops again
+    # The same command again stops again, and so does the one that it suggests.
+    for prompts in (2, 2, 4):
+        config = replace(config, preflight_prompts=prompts)
         with pytest.raises(ValueError) as error:
             rlvr(config, data_folder() / "arithmetic-base", arithmetic.problems("train"), tmp_path)
         message = str(error.value)
         assert (
             "(0% of the completions are correct). 100% of the completions were truncated" in message
         )
-        assert "preflight_prompts=4), or train anyway with --force (force=True)" in message
+        remedy = f"preflight_prompts={2 * prompts}), or train anyway with --force (force=True)"
+        assert remedy in message
+        lines = (tmp_path / "preflight.jsonl").read_text().splitlines()
+        assert len(lines) == prompts * config.num_generations, "the first ones are taken again"
         assert not (tmp_path / "metrics.jsonl").exists()
         assert not (tmp_path / "adapter").exists()
 
@@ -201,7 +206,7 @@ def test_a_preflight_says_what_ones_own_rewards_do(tmp_path, unsloth_module, cap
     config = replace(smoke_config().rlvr, preflight_prompts=2)
     with Grader(1) as grader:
         reward = TotalReward(get_rewards(["answer", brief]), grader, 10)
-        found = preflight(config, engine, rows, tmp_path, reward=reward)
+        found, _ = preflight(config, engine, rows, tmp_path, reward=reward)
         assert found["dead_groups"] == 0
         report = json.loads((tmp_path / "preflight.json").read_text())
         assert report["rewards"] == {"brief": pytest.approx(1 - (22 + 27) / 200)}

@@ -11,6 +11,7 @@ from sage_unsloth.runs.checkpoints import last_checkpoint
 from sage_unsloth.runs.files import read_jsonl
 from sage_unsloth.runs.stopping import Stop
 from sage_unsloth.training.ledger import Ledger
+from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.stage import (
     check_rows,
     check_tracker,
@@ -126,6 +127,23 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, steps, beg
         return
     with pytest.raises(ValueError, match=r"28 steps and has none complete.*move metrics.jsonl"):
         ledger.check_checkpoints(None, now)
+
+
+def test_what_was_sampled_before_the_first_step_goes_with_its_settings(tmp_path):
+    """Under new settings none of these files could be continued."""
+    ledger, config = Ledger(tmp_path, "rlvr"), RlvrConfig()
+    settings = {"stage": "rlvr", "model": "m", "max_completion_length": 64}
+    ledger.begin(settings, config, "m")
+    (tmp_path / "held-out").mkdir()
+    names = ("preflight.jsonl", "preflight.settings.json", "guide_dose.json", "rehearsal.jsonl",
+             "rehearsal.settings.json", "held-out/step-000000.jsonl",
+             "held-out/step-000000.settings.json")  # fmt: skip
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    ledger.begin(settings, config, "m")
+    assert all((tmp_path / name).exists() for name in names)
+    ledger.begin(settings | {"max_completion_length": 32}, config, "m")
+    assert not any((tmp_path / name).exists() for name in names)
 
 
 def test_a_result_without_a_step_is_refused(tmp_path):
