@@ -54,6 +54,11 @@ def record_set(
         raise ValueError(
             f"{model} on {benchmark} must have samples, but there are none. Evaluate it first"
         )
+    if ungraded := sum("grade" not in record for record in records):
+        raise ValueError(
+            f"every completion must be graded, but {ungraded} of {model} on {benchmark} are not. "
+            "Run evaluate again, which grades them"
+        )
     problems = tuple(dict.fromkeys(record["problem_id"] for record in records))
     selected = ("num_tokens", "finish_reason", "grade")  # texts of all models together may not fit
     return RecordSet(
@@ -162,7 +167,8 @@ class Comparable:
             "sampling": settings["sampling"],
             "weight_bits": settings.get("weight_bits", 16),
         }
-        graders = sorted({record.get("grader", "none") for record in records})
+        # Completions that are not graded yet are refused, or left out of a partial report.
+        graders = sorted({record["grader"] for record in records if "grader" in record})
         before, graders_before, other = self.alike.setdefault(benchmark, (how, graders, file))
         different = [name for name in how if how[name] != before[name]]
         if different:

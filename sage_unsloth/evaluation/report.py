@@ -77,6 +77,9 @@ def compare_sets(
     read, parts = read_sets(files), {}
     if partial:
         read, parts = shared_part(files, read)
+    else:
+        for file, (_, records) in zip(files, read, strict=True):
+            _refuse_missing(file, records)
     sets = [
         replace(
             record_set(records, settings["model"], settings["benchmark"], settings["sampling"]),
@@ -87,6 +90,17 @@ def compare_sets(
     ]
     with exclusive_lock(out):
         return report_sets(sets, out, against, parts)
+
+
+def _refuse_missing(file: Path, records: Sequence[dict]) -> None:
+    """Raises ValueError if a problem of the set has no sample at all."""
+    requested = read_settings(file).get("prompts", {})
+    missing = requested.keys() - {record["problem_id"] for record in records}
+    if missing:
+        raise ValueError(
+            f"every problem must have samples, but {len(missing):,} of {len(requested):,} in "
+            f"{file} have none. Run evaluate again, which samples the rest, or give --partial"
+        )
 
 
 def find_sets(paths: Sequence[str | Path]) -> list[Path]:

@@ -119,7 +119,12 @@ def refuse_strangers(folder: Path) -> None:
         )
 
 
-def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
+def refuse_other_settings(
+    folder: Path,
+    recorded: dict,
+    settings: dict,
+    remedy: str = "Choose another --out, or delete the folder",
+) -> None:
     """Raises ValueError naming every setting that differs from a recorded run."""
     differences = _differences(recorded, settings)
     if differences:
@@ -127,7 +132,7 @@ def refuse_other_settings(folder: Path, recorded: dict, settings: dict) -> None:
         differences = [text for text in differences if text.startswith("stage ")] or differences
         raise ValueError(
             f"a run must be resumed with its own settings, but in {folder}: "
-            f"{', '.join(differences)}. Choose another --out, or delete the folder"
+            f"{', '.join(differences)}. {remedy}"
         )
 
 

@@ -74,6 +74,7 @@ def completions(
             yield prompts[row["id"]], sample_seed(config.seed, row["id"], sample)
 
     ended: list[Drawn] = []
+    count = 0
     failure: Exception | None = None
     tokens, started = 0, time.perf_counter()
     try:
@@ -81,6 +82,7 @@ def completions(
             row, sample = requested[number]
             seed = sample_seed(config.seed, row["id"], sample)
             ended.append(Drawn(row, sample, seed, completion))
+            count += 1
             tokens += completion.num_tokens
             if len(ended) == config.batch_size:
                 pace = tokens / (time.perf_counter() - started)
@@ -93,7 +95,7 @@ def completions(
         yield ended
     if failure is not None:
         raise EngineError(
-            f"the engine failed with {len(missing):,} completions left: {type(failure).__name__}: "
-            f"{failure!s:.500}. Earlier completions are saved in {path}. Run the same command "
-            "again, with a smaller batch if memory ran out"
+            f"the engine failed with {len(missing) - count:,} completions left: "
+            f"{type(failure).__name__}: {failure!s:.500}. Earlier completions are saved in {path}. "
+            "Run the same command again, with a smaller batch if memory ran out"
         ) from failure

@@ -81,11 +81,13 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
 
 def read_samples(path: str | Path) -> list[dict]:
-    """The records of a set in sampling order, each with its last fields.
+    """The records of a set in sampling order, each with its last fields; none without a file.
 
     Raises:
         ValueError: a line is not a record, or belongs to another set.
     """
+    if not Path(path).exists():
+        return []  # of a set whose first batch is not complete
     records: dict[tuple[str, int], dict] = {}
     run = None
     for number, row in enumerate(read_jsonl(path), 1):
@@ -97,7 +99,8 @@ def read_samples(path: str | Path) -> list[dict]:
                 "again"
             )
         records.setdefault((row["problem_id"], row["sample"]), {}).update(row)
-    return list(records.values())
+    # Of a completion whose own line was deleted only a later grade is left: it is drawn again.
+    return [record for record in records.values() if "num_tokens" in record]
 
 
 def read_set(path: str | Path) -> tuple[dict[str, Any], list[dict]]:
@@ -120,7 +123,9 @@ def refuse_other_set(path: str | Path, settings: dict[str, Any]) -> None:
     """Raises ValueError if the file holds a set with other settings."""
     if settings_path(path).exists() or Path(path).exists():
         recorded = read_settings(path)["settings"]
-        refuse_other_settings(Path(path), recorded, settings)
+        files = f"{Path(path).name} and {settings_path(path).name}"
+        remedy = f"Choose another --out, or delete {files} to sample this set again"
+        refuse_other_settings(Path(path), recorded, settings, remedy)
 
 
 def open_set(

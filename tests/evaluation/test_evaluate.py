@@ -240,7 +240,7 @@ def test_sets_that_cannot_be_compared(evaluated, tmp_path, capsys):
         (
             "problem",
             lambda lines: [line for line in lines if '"arithmetic-67x5"' not in line],
-            "must have the same problems, but those of base and other differ in 1",
+            "every problem must have samples, but 1 of",
         ),
         (
             "grader",

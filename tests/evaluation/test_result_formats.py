@@ -46,6 +46,8 @@ def test_lines_are_as_the_schema_says(drawn):
     lines = [json.loads(line) for line in drawn.read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 24
     lines += [regraded_line(lines[0])]  # as one that was graded again
+    counted = lines[1] | {"counted": " dozens"}  # as where a problem counts dozens
+    lines += [counted, regraded_line(counted), lines[2] | {"token_ids": [5, 3]}]
     for line in lines:
         validator.validate(line)
     for change in ({"num_tokens": -1}, {"finish_reason": "eos"}, {"grade": "right"}, {"more": 1}):
