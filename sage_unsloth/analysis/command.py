@@ -103,8 +103,11 @@ def _analyze(options: argparse.Namespace) -> int:
     )
     print(_list_files(out, before))
     folders = [Path(folder) for folder in result["runs"].values()]
-    guided = any(row.get("sage/share_touched") for f in folders for row in read_metrics(f))
     records = [record for f in folders if (record := read_record(f)) is not None]
+    # The page shows no guide that needs a teacher.
+    guided = not any(record["settings"].get("teacher") for record in records) and any(
+        row.get("sage/share_touched") for f in folders for row in read_metrics(f)
+    )
     own = next(filter(None, map(own_algorithm, records)), None)
     if guided and not options.page and options.guide is None:
         options.guide = own
@@ -170,7 +173,8 @@ def _next_step(
     """
     words = ["analyze", *options.runs, "--out", options.out]
     given = {"--against": options.against, "--path": options.path, "--guide": options.guide}
-    given |= {"--perplexity": options.perplexity}
+    responses = None if options.responses == RESPONSES else str(options.responses)
+    given |= {"--perplexity": options.perplexity, "--responses": responses}
     for flag, value in given.items():
         words += [] if value is None else [flag, value]
     for name, pattern in patterns.items():

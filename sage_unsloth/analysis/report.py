@@ -34,7 +34,7 @@ from sage_unsloth.models.device import frees_models
 from sage_unsloth.problems.benchmarks import Benchmark as ProblemSet
 from sage_unsloth.runs.files import write_json
 from sage_unsloth.runs.locks import exclusive_lock
-from sage_unsloth.runs.record import environment
+from sage_unsloth.runs.record import environment, read_record
 from sage_unsloth.runs.text import file_name
 from sage_unsloth.training.stage import read_metrics
 
@@ -137,7 +137,11 @@ def analyze(
             if page:
                 traces = _guided_traces(
                     {run: folder for run, folder in sources.runs.items() if run in samples},
-                    lambda run, cases=cases, item=item: (cases, item.problems),
+                    lambda run, cases=cases, item=item: (
+                        (cases, item.problems)
+                        if cases
+                        else rollout_cases(run, sources.runs[run], NUM_CASES)
+                    ),
                     guide,
                 )
                 matches["tokens"] = _write_token_page(traces, item.folder)
@@ -238,7 +242,9 @@ def _analyze_perplexity(
 ) -> dict[str, Any]:
     from sage_unsloth.analysis import perplexity
     from sage_unsloth.evaluation.named_models import parse_model
+    from sage_unsloth.models.tokenizers import load_tokenizer
     from sage_unsloth.models.weights import model_identity
+    from sage_unsloth.prompts import recorded_format
     from sage_unsloth.runs.progress import progress
 
     spec = parse_model(f"baseline={baseline}", load_in_4bit=False)
@@ -247,18 +253,22 @@ def _analyze_perplexity(
         model: [record for record in records if record["sample"] < responses]
         for model, records in item.samples.items()
     }
-    model, tokenizer = perplexity.load_scorer(spec.path, spec.adapter)
+    model, _ = perplexity.load_scorer(spec.path, spec.adapter)
     scores = {}
     with progress(total=sum(map(len, chosen.values())), unit="response") as bar:
         for name, records in chosen.items():
             bar.set_description(f"{name} under the baseline")
+            settings = sources.settings[item.name, name]
+            # Conditioned on the prompt that was sampled from.
+            asked = settings.get("template"), spec.adapter, recorded_format(settings)
+            tokenizer = load_tokenizer(spec.path, *asked)
             scores[name] = perplexity.score_records(
                 model,
                 tokenizer,
                 records,
                 item.problems,
                 item.folder / "perplexity" / f"{file_name(name)}.jsonl",
-                settings={"baseline": identity, "set": sources.settings[item.name, name]},
+                settings={"baseline": identity, "set": settings},
                 bar=bar,
             )
     table = perplexity.perplexity_table(scores, item.against)
@@ -293,12 +303,16 @@ def _guided_traces(
 
     traces: list[tuple[Any, Any]] = []
     for name, run in runs.items():
+        record = read_record(run)
+        # The page has no log-probabilities of a teacher.
+        if record is not None and record["settings"].get("teacher"):
+            continue
         if any(row.get("sage/share_touched") for row in read_metrics(run)):
             traces += run_traces(name, run, *cases_of(name), guide)
     if not traces:
         raise ValueError(
-            "the token page needs a run with a guide that changed a token, but "
-            f"{', '.join(runs) or 'no run with records'} has none. Leave --page out"
+            "the token page needs records of a run whose guide changed a token and needs no "
+            f"teacher, got {', '.join(runs) or 'no such run'}. Leave --page out"
         )
     return traces
 

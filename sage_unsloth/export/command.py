@@ -45,7 +45,7 @@ def add_export(commands: Any) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from sage_unsloth.export.exporter import export, is_export
-    from sage_unsloth.export.hub import find_token, push
+    from sage_unsloth.export.hub import find_token, push, refuse_folder
     from sage_unsloth.models.trained import read_run
 
     hub = options.to == "hub"
@@ -60,8 +60,12 @@ def _export(options: argparse.Namespace) -> int:
         raise ValueError("--report-model needs --report report.json")
     report = None if options.report is None else _read_report(options.report)
     # After a push that failed, the same command pushes the export that is there.
-    if not (hub and is_export(out, kind, options.repo_id)):
+    names = ("base_id", "which", "report", "report_model", "model")
+    requested = {name: getattr(options, name) for name in names}
+    if not (hub and is_export(out, kind, options.repo_id, requested)):
         run = read_run(options.run, options.model, options.which)
+        if hub and kind == "adapter" and options.base_id is None:
+            refuse_folder(str(run.model_path))
         export(
             run,
             kind,
@@ -71,6 +75,7 @@ def _export(options: argparse.Namespace) -> int:
             report=report,
             report_model=options.report_model,
             quantization=options.quantization,
+            requested=requested,
         )
     print(f"written to {out}")
     if hub:

@@ -57,6 +57,7 @@ def export(
     report: dict | None = None,
     report_model: str | None = None,
     quantization: str = "q4_k_m",
+    requested: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes the folder `out`, with the model card and a record of the checks.
 
@@ -69,6 +70,7 @@ def export(
         report_model: whose results go to the hub's fields, the card's `model-index` and
             `.eval_results`; None takes the report's only model.
         quantization: of the GGUF file, in Unsloth's names.
+        requested: options of the command, for the record.
 
     Raises:
         ValueError: `out` exists, or another process exports to it; the run has no such result, or a
@@ -118,18 +120,22 @@ def export(
                 "run": run.record["settings"],
                 "base": base,
                 "checks": checks,
+                "requested": dict(requested or {}),
             },
         )
     return out
 
 
-def is_export(folder: str | Path, kind: str, name: str) -> bool:
-    """Whether the folder is a finished export of this kind and name."""
+def is_export(
+    folder: str | Path, kind: str, name: str, requested: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether the folder is a finished export of this kind and name, with the same options."""
     path = Path(folder) / EXPORT
     if not path.exists():
         return False
     record = read_json(path)
-    return (record["kind"], record["name"]) == (kind, name)
+    same = requested is None or record.get("requested") == dict(requested)
+    return same and (record["kind"], record["name"]) == (kind, name)
 
 
 def _write_adapter(run: Run, folder: Path, base_id: str | None) -> dict[str, Any]:

@@ -6,6 +6,15 @@ from pathlib import Path
 from sage_unsloth.models.trained import EXPORT
 
 
+def refuse_folder(base: str) -> None:
+    """Raises ValueError if an adapter's base is a folder of this machine."""
+    if Path(base).is_absolute() or Path(base).exists():
+        raise ValueError(
+            "an adapter on the hub must name a base on the hub, but this one names the folder "
+            f"{Path(base).name!r}. Push that model merged, then export this adapter with --base-id"
+        )
+
+
 def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
     """Uploads an export to a new or empty repository, and returns its address.
 
@@ -25,12 +34,7 @@ def push(folder: str | Path, repo_id: str, *, private: bool = True) -> str:
     config = folder / "adapter_config.json"
     if config.exists():
         base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-        if Path(base).is_absolute() or Path(base).exists():
-            raise ValueError(
-                "an adapter on the hub must name a base on the hub, but this one names the folder "
-                f"{Path(base).name!r}. Push that model merged, then export this adapter with "
-                "--base-id"
-            )
+        refuse_folder(base)
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

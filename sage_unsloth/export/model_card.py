@@ -219,7 +219,8 @@ def _pass_at_k(panels: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float
     """One table for each set of problems; k = 1, the middle one and the largest."""
     tables = []
     for title, models in panels.items():
-        ks = sorted(next(iter(models.values())), key=int)
+        # Models may have different numbers of samples.
+        ks = sorted(set.intersection(*map(set, models.values())), key=int)
         shown = list(dict.fromkeys((ks[0], ks[len(ks) // 2], ks[-1])))
         rows = [
             (model, *(f"{c[k]['mean']:.3f} [{c[k]['low']:.3f}, {c[k]['high']:.3f}]" for k in shown))

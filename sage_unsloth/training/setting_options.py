@@ -128,6 +128,7 @@ def _read_options(file: Path, command: str) -> list[str]:
     stage = _stage(command)
     recorded = content["settings"] | content["free_settings"]
     known = {item.name for item in fields(stage) if item.metadata["option"]}
+    known -= {"teacher"}  # recorded by its weights; the words name its folder
     # Settings by value: a preset's defaults may have changed since the run.
     return [*words[1:], *_as_options({k: v for k, v in recorded.items() if k in known and v != []})]
 

@@ -31,7 +31,13 @@ from sage_unsloth.training.rlvr_config import RlvrConfig
 from sage_unsloth.training.sft_config import SftConfig
 from sage_unsloth.training.sft_stage import SftJob, resolve_sft, run_sft_job
 from sage_unsloth.training.stage import check_tracker, known_settings
-from sage_unsloth.training.starting import SMOKE, model_path, rlvr_config, sft_config
+from sage_unsloth.training.starting import (
+    SMOKE,
+    model_path,
+    rlvr_config,
+    sft_config,
+    trained_preset,
+)
 
 SAMPLES_PER_ROW = 4  # completions of each held-out row, before and after SFT
 
@@ -75,8 +81,9 @@ def run_sft(
     show_log()
     changes = (SMOKE["sft"] if smoke else {}) | settings
     check_tracker(SftConfig(**changes).report_to)
-    preset = model_preset(model)
-    start, ledger = model_path(preset), Ledger(out, "sft")
+    # The length and the data are those of the first model in a chain of runs.
+    preset = trained_preset(model)
+    start, ledger = model_path(model_preset(model)), Ledger(out, "sft")
     changes["prompt"] = choose_format(start, settings.get("prompt"))
     config = sft_config(preset, ledger.recorded_settings(), **changes)
     if (done := ledger.result()) is not None:

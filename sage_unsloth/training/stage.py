@@ -72,8 +72,12 @@ def rows_digest(rows: Sequence[dict]) -> str:
 def known_settings(
     stage: str, config: Any, model_path: str | Path, **others: Any
 ) -> dict[str, Any]:
-    """`run_settings` without what rows, tokenizer and engine decide later."""
-    settings, later = run_settings(stage, config, model_path, ()), ("rows", "template", "rollouts")
+    """`run_settings` without what rows, tokenizer and engine decide later.
+
+    A teacher is recorded by its weights, which `Ledger.begin` compares.
+    """
+    settings = run_settings(stage, config, model_path, ())
+    later = ("rows", "template", "rollouts", "teacher")
     return {name: value for name, value in settings.items() if name not in later} | others
 
 

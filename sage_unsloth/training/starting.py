@@ -117,7 +117,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
         # Made elsewhere, from a model of the same architecture.
         preset = model_preset(str(folder / "model"))
     else:
-        preset = _trained_preset(below)
+        preset = trained_preset(below)
     if reference == "sft":
         return StartingPoint(preset, str(folder / "model"))
     # Without an adapter there is nothing to switch off for π_ref.
@@ -154,10 +154,13 @@ def _model_below(run: dict) -> str:
     return str(data_folder() / EMBEDDED) if moved else run["model_path"]
 
 
-def _trained_preset(path: str) -> ModelPreset:
-    """The preset of the first model in a chain of runs, found from the last one."""
+def trained_preset(path: str) -> ModelPreset:
+    """The preset of the first model in a chain of runs, found from the last one.
+
+    Of a model that was not trained here its own.
+    """
     if Path(path).name == "model" and (run := read_record(Path(path).parent)) is not None:
-        return _trained_preset(run["model_path"])
+        return trained_preset(run["model_path"])
     return model_preset(EMBEDDED if Path(path) == data_folder() / EMBEDDED else path)
 
 

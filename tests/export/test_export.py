@@ -27,7 +27,7 @@ from sage_unsloth.export.adapter_checks import (
 )
 from sage_unsloth.export.exporter import export, is_export, origin
 from sage_unsloth.export.hub import push
-from sage_unsloth.export.model_card import final_metrics, model_card
+from sage_unsloth.export.model_card import _pass_at_k, final_metrics, model_card
 from sage_unsloth.grading.mathematics import MATH
 from sage_unsloth.models import loading as models
 from sage_unsloth.models import merging
@@ -628,8 +628,25 @@ def test_command_pushes_the_export_that_is_there(run, tmp_path, token, capsys):
     assert main([*command, "--repo-id", "me/mine"]) == 2
     assert "the push to " in capsys.readouterr().err
     assert (out / "README.md").stat().st_mtime_ns == written
-    assert main([*command, "--repo-id", "me/other"]) == 2
-    assert "does not overwrite" in capsys.readouterr().err
+    for changed in (["--repo-id", "me/other"], ["--repo-id", "me/mine", "--base-id", "me/base"]):
+        assert main([*command, *changed]) == 2
+        assert "does not overwrite" in capsys.readouterr().err
+
+
+def test_a_base_that_is_a_folder_is_refused_before_the_export(run, tmp_path, token, capsys):
+    out = tmp_path / "out"
+    command = ["export", str(run.folder), "--to", "hub", "--repo-id", "me/mine"]
+    assert main([*command, "--model", str(BASE), "--out", str(out)]) == 2
+    assert "must name a base on the hub" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_cards_table_has_the_k_that_all_models_have():
+    estimate = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    curves = {"a": dict.fromkeys(("1", "2", "4", "8"), estimate)}
+    curves["b"] = dict.fromkeys(("1", "2", "4"), estimate)
+    table = _pass_at_k({"own": curves})
+    assert "pass@1" in table and "pass@4" in table and "pass@8" not in table
 
 
 @pytest.fixture

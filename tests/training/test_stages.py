@@ -23,6 +23,7 @@ from sage_unsloth.planning.presets import CARDS, MODELS
 from sage_unsloth.problems.corpora import sft_corpus
 from sage_unsloth.problems.held_out import hold_out
 from sage_unsloth.runs.files import read_jsonl
+from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.algorithms import get_algorithm
 from sage_unsloth.training.outcomes import training_curve_rows
 from sage_unsloth.training.recipes import run_rlvr
@@ -227,6 +228,30 @@ def test_a_run_that_trained_no_step_takes_new_settings(sft_run, tmp_path, monkey
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["settings"]["micro_batch_size"] == 4
     assert run["settings"]["rollouts"] == "transformers", "what ran, not what was asked for"
+
+
+@pytest.mark.long
+def test_a_run_with_a_teacher_is_reported_again_and_repeated(sft_run, tmp_path, capsys):
+    """run.json names the teacher by its weights, the command by its folder."""
+    out, base = tmp_path / "run", str(data_folder() / "arithmetic-base")
+    words = ("--algorithm", "sage-teacher", "--teacher", base)
+    assert train(sft_run, out, *words) == 0
+    assert train(sft_run, out, *words) == 0
+    other = ("--algorithm", "sage-teacher", "--teacher", str(sft_run / "model"))
+    assert train(sft_run, out, *other) == 2
+    assert "teacher was" in capsys.readouterr().err
+    repeated = ["train", "--config", str(out / "run.json"), "--out", str(tmp_path / "again")]
+    assert main(repeated) == 0
+    runs = [json.loads((tmp_path / n / "run.json").read_text()) for n in ("run", "again")]
+    assert runs[0]["settings"] == runs[1]["settings"]
+
+
+@pytest.mark.long
+def test_a_second_sft_has_data_and_length_of_the_first_model(sft_run, tmp_path):
+    assert main(["sft", "--model", str(sft_run / "model"), "--smoke", "--out", str(tmp_path)]) == 0
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["model_path"] == str(sft_run / "model")
+    assert run["settings"]["max_length"] == embedded_settings.SFT.max_length
 
 
 def test_what_no_result_depends_on_may_change(sft_run, rl_run):
