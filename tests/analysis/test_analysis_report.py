@@ -5,10 +5,12 @@ refuses.
 import argparse
 import inspect
 import json
+from dataclasses import asdict
 
 import pytest
 
 from sage_unsloth.__main__ import main
+from sage_unsloth.analysis import perplexity
 from sage_unsloth.analysis.command import add_analyze
 from sage_unsloth.analysis.report import analyze
 from sage_unsloth.analysis.sources import Sources, find_sources, problem_texts
@@ -17,6 +19,7 @@ from sage_unsloth.evaluation.record_tables import keep_texts
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.runs.files import append_jsonl
 
 BASE = data_folder() / BASE_MODEL
@@ -128,6 +131,23 @@ def test_runs_take_the_name_under_which_their_weights_were_evaluated(unsloth_mod
     found = find_sources([tmp_path])
     assert list(found.runs) == ["ours"]
     assert set(found.samples["arithmetic"]) == {"ours", "ours #2", "sage-branch"}
+
+
+def test_perplexity_is_of_the_prompt_that_was_sampled(unsloth_module, tmp_path, monkeypatch):
+    boxed = PromptFormat(system="Box it: \\boxed{}", reasoning=None, solution=None)
+    write_set(tmp_path / "e" / "a.jsonl", "plain", [1, 1, 1])
+    write_set(tmp_path / "e" / "b.jsonl", "boxed", [1, 1, 1], prompt=asdict(boxed))
+    templates = []
+    real = perplexity.score_records
+
+    def watched(model, tokenizer, *others, **more):
+        templates.append(tokenizer.chat_template)
+        return real(model, tokenizer, *others, **more)
+
+    monkeypatch.setattr(perplexity, "score_records", watched)
+    command = ["analyze", str(tmp_path / "e"), "--out", str(tmp_path / "out"), "--responses", "1"]
+    assert main([*command, "--perplexity", str(BASE)]) == 0
+    assert ["Box it" in template for template in templates] == [False, True]
 
 
 @pytest.mark.long
