@@ -25,7 +25,7 @@ def draw_forks(report: Mapping[str, Any], path: Path) -> None:
     styles, rows = line_styles(LABELS), []
     for axis, (dialect, title) in zip(axes, PANELS.items(), strict=True):
         item = report[dialect]
-        pairs = {pair["beta"]: pair for pair in item["pairs"]}
+        pairs = {(pair["algorithm"], pair["beta"]): pair for pair in item["pairs"]}
         start = item["sft"]["pass@1"], item["sft"]["pass@32"]
         axis.plot(*start, "k*", markersize=13)
         axis.annotate("SFT", start, xytext=(8, -12), textcoords="offset points")
@@ -36,10 +36,11 @@ def draw_forks(report: Mapping[str, Any], path: Path) -> None:
             x, y = ([point[f"pass@{k}"] for point in points] for k in (1, 32))
             axis.plot(x, y, label=label, **style)
             for point in points:
-                place, pair = (point["pass@1"], point["pass@32"]), pairs.get(point["beta"])
+                place = point["pass@1"], point["pass@32"]
+                pair = pairs.get((algorithm, point["beta"]))
                 row = {"dialect": dialect, "algorithm": algorithm, "beta": point["beta"]}
                 row |= {"pass@1": place[0], "pass@32": place[1], "seeds": len(point["seeds"])}
-                if algorithm != "grpo-exact" and pair:
+                if pair:
                     ends = [error_bars([pair[f"pass@{k}"]]) for k in (1, 32)]
                     axis.errorbar(
                         *([value] for value in place),
@@ -68,7 +69,10 @@ def draw_forks(report: Mapping[str, Any], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("pass@32")
     axes[0].legend(frameon=False, loc="lower left")
-    seeds = sorted({len(point["seeds"]) for item in PANELS for point in report[item]["points"]})
+    shown = [
+        point for name in PANELS for point in report[name]["points"] if point["algorithm"] in LABELS
+    ]
+    seeds = sorted({len(point["seeds"]) for point in shown})
     figure.supxlabel(
         f"models of 0.7 M parameters, 50 steps, {' or '.join(map(str, seeds))} training seeds; "
         "bars: 95 % of the difference to GRPO at the same β",

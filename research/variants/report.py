@@ -45,6 +45,8 @@ KS = (1, 8, 16, 32)
 OTHER_STARTS = ("sft-2", "sft-3")
 VariantPoint = tuple[str, str, float | None]
 """A variant, an algorithm, its β."""
+UNGUIDED = {"sage-branch-exact": "grpo-exact", "sage-branch": "grpo"}
+"""Each guided algorithm and the same without its guide."""
 UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "variant": ""}
 
 
@@ -58,8 +60,30 @@ def collect(runs_folder: Path) -> list[str]:
                 if result_path(runs_folder / start, run).exists():
                     by_start.setdefault(start, []).append(run)
     for start, runs in by_start.items():
-        write_json(RESULTS / f"{start}.json", gather(runs_folder / start, runs))
+        path, records = RESULTS / f"{start}.json", gather(runs_folder / start, runs)
+        write_json(path, add_runs(read_json(path), records) if path.exists() else records)
     return list(by_start)
+
+
+def add_runs(committed: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The committed records and the new runs, which may come from a model made again.
+
+    Raises:
+        ValueError: settings, problems or a run that both have differ, or the SFT model does.
+    """
+
+    def of(records: Mapping[str, Any]) -> dict[tuple, Mapping[str, Any]]:
+        names = ("variant", "algorithm", "strength", "seed")
+        return {tuple(run[name] for name in names): run for run in records["runs"]}
+
+    before, after = of(committed), of(new)  # in the order of the queue
+    same = all(committed[name] == new[name] for name in ("settings", "sets"))
+    if not same or any(after[run]["sets"] != before[run]["sets"] for run in before & after.keys()):
+        raise ValueError(
+            "runs must have the settings, the problems and the SFT model of the committed ones, "
+            f"but those of {new['task']} differ: collect them into another folder"
+        )
+    return {**committed, "runs": list((after | before).values())}
 
 
 def gather(folder: Path, runs: Sequence[VariantRun]) -> dict[str, Any]:
@@ -250,15 +274,16 @@ def report_fork(records: VariantRecords, dialect: str) -> dict[str, Any]:
         row |= {f"pass@{k}": float(records.pass_at(point, seeds, k).mean()) for k in KS}
         row["forked way"] = float(records.way_share(point, seeds).mean())
         points.append(row)
-        twin = (dialect, "grpo-exact", point[2])
-        if point[1] == "sage-branch-exact" and (both := records.seeds(point, twin)):
-            pair: dict[str, Any] = {"beta": point[2], "seeds": both}
+        twin = (dialect, UNGUIDED.get(point[1], ""), point[2])
+        if both := records.seeds(point, twin):
+            pair: dict[str, Any] = {"algorithm": point[1], "beta": point[2], "seeds": both}
             for k in KS:
                 difference = records.pass_at(point, both, k) - records.pass_at(twin, both, k)
                 pair[f"pass@{k}"] = _estimate(crossed_interval(difference))
             shares = records.way_share(point, both) - records.way_share(twin, both)
             pair["forked way"] = _estimate(crossed_interval(shares))
-            if beside := beside_line(records, point, line):
+            exact = point[1].endswith("-exact")
+            if exact and (beside := beside_line(records, point, line)):
                 pair["pass@32 beside grpo-exact's line"] = _estimate(beside)
             pairs.append(pair)
     start = ("", SFT, None)
@@ -340,11 +365,11 @@ def fork_table(report: Mapping[str, Any]) -> list[str]:
         "|" + "---|" * 11,
     ]
     for dialect, where in (("fork", "the rare way"), ("fork-twin", "a wrong way")):
-        pairs = {pair["beta"]: pair for pair in report[dialect]["pairs"]}
+        pairs = {(pair["algorithm"], pair["beta"]): pair for pair in report[dialect]["pairs"]}
         for row in [{"algorithm": SFT, "beta": None, "seeds": []} | report[dialect]["sft"]] + (
             report[dialect]["points"]
         ):
-            pair = pairs.get(row["beta"], {}) if "branch" in row["algorithm"] else {}
+            pair = pairs.get((row["algorithm"], row["beta"]), {})
             beta = "" if row["beta"] is None else f"{row['beta']:g}"
             cells = [where, f"`{row['algorithm']}`", beta, str(len(row["seeds"]) or "")]
             cells += [f"{row[name]:.3f}" for name in ("pass@1", "pass@8", "pass@32", "forked way")]

@@ -18,6 +18,7 @@ from research.variants.report import (
     QUEUE,
     SKEWED,
     VariantRecords,
+    add_runs,
     beside_line,
     make_report,
     report_starts,
@@ -137,6 +138,18 @@ def test_the_committed_report_follows_from_the_committed_records():
     assert rounded(read_json(RESULTS / "report.json")) == rounded(make_report())
 
 
+def test_new_runs_join_the_committed_ones_only_from_the_same_sft_model():
+    committed = read_json(RESULTS / "fork.json")
+    start, *runs = committed["runs"]
+    new_run = runs[0] | {"algorithm": "sage-branch", "strength": 0.4}
+    joined = add_runs(committed, committed | {"runs": [start, new_run]})
+    assert len(joined["runs"]) == len(committed["runs"]) + 1 and new_run in joined["runs"]
+    other = json.loads(json.dumps(start))
+    other["sets"]["test"]["correct"][0] += 1
+    with pytest.raises(ValueError, match="the SFT model of the committed ones"):
+        add_runs(committed, committed | {"runs": [other, new_run]})
+
+
 def test_the_committed_figure_shows_the_committed_report(tmp_path):
     draw_forks(read_json(RESULTS / "report.json"), tmp_path / "fork.png")
     assert (tmp_path / "fork.csv").read_text() == (RESULTS / "fork.csv").read_text()
@@ -245,7 +258,11 @@ def test_the_page_says_what_the_guide_did():
     page = " ".join((RESULTS / "README.md").read_text().split())
     report = read_json(RESULTS / "report.json")
     pairs = {
-        dialect: {pair["beta"]: pair for pair in report[dialect]["pairs"]}
+        dialect: {
+            pair["beta"]: pair
+            for pair in report[dialect]["pairs"]
+            if pair["algorithm"] == "sage-branch-exact"
+        }
         for dialect in ("fork", "fork-twin")
     }
     line = "pass@32 beside grpo-exact's line"
