@@ -47,6 +47,8 @@ VariantPoint = tuple[str, str, float | None]
 """A variant, an algorithm, its β."""
 UNGUIDED = {"sage-branch-exact": "grpo-exact", "sage-branch": "grpo"}
 """Each guided algorithm and the same without its guide."""
+AGAIN = "-again"
+"""Ends the name of the records from a model that was made again on another CPU, and is another."""
 UNTRAINED = {"algorithm": SFT, "setting": "", "strength": None, "seed": None, "variant": ""}
 
 
@@ -60,30 +62,47 @@ def collect(runs_folder: Path) -> list[str]:
                 if result_path(runs_folder / start, run).exists():
                     by_start.setdefault(start, []).append(run)
     for start, runs in by_start.items():
-        path, records = RESULTS / f"{start}.json", gather(runs_folder / start, runs)
+        records = gather(runs_folder / start, runs)
+        path = RESULTS / f"{start}.json"
+        if path.exists() and not from_same_model(read_json(path), records):
+            path = RESULTS / f"{start}{AGAIN}.json"
         write_json(path, add_runs(read_json(path), records) if path.exists() else records)
     return list(by_start)
 
 
+def from_same_model(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether two records have the same problems and an SFT model with the same counts."""
+    first, second = (
+        (records["sets"], [run["sets"] for run in records["runs"] if run["algorithm"] == SFT])
+        for records in (some, others)
+    )
+    return first == second
+
+
 def add_runs(committed: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The committed records and the new runs, which may come from a model made again.
+    """The committed records and the new runs, in the order of the queue.
 
     Raises:
-        ValueError: settings, problems or a run that both have differ, or the SFT model does.
+        ValueError: the runs start from another SFT model, or have other settings.
     """
 
-    def of(records: Mapping[str, Any]) -> dict[tuple, Mapping[str, Any]]:
+    def by_point(records: Mapping[str, Any]) -> dict[tuple, Mapping[str, Any]]:
         names = ("variant", "algorithm", "strength", "seed")
         return {tuple(run[name] for name in names): run for run in records["runs"]}
 
-    before, after = of(committed), of(new)  # in the order of the queue
-    same = all(committed[name] == new[name] for name in ("settings", "sets"))
-    if not same or any(after[run]["sets"] != before[run]["sets"] for run in before & after.keys()):
+    if not from_same_model(committed, new) or not _includes(new["settings"], committed["settings"]):
         raise ValueError(
-            "runs must have the settings, the problems and the SFT model of the committed ones, "
-            f"but those of {new['task']} differ: collect them into another folder"
+            "new runs must have the settings and the SFT model of the committed ones, "
+            f"but those of {new['task']} differ: collect them from a folder of their own"
         )
-    return {**committed, "runs": list((after | before).values())}
+    return {**committed, "runs": list((by_point(new) | by_point(committed)).values())}
+
+
+def _includes(new: Any, old: Any) -> bool:
+    """Whether `new` has every value of `old`; what was added to the settings since may be there."""
+    if isinstance(old, Mapping):
+        return all(name in new and _includes(new[name], old[name]) for name in old)
+    return new == old
 
 
 def gather(folder: Path, runs: Sequence[VariantRun]) -> dict[str, Any]:
@@ -333,6 +352,9 @@ def make_report() -> dict[str, Any]:
     for dialect in ("fork", "fork-twin"):
         if (path := RESULTS / f"{dialect}.json").exists():
             report[dialect] = report_fork(VariantRecords(read_json(path)), dialect)
+        if (path := RESULTS / f"{dialect}{AGAIN}.json").exists():
+            again = report_fork(VariantRecords(read_json(path)), dialect)
+            report[f"{dialect}{AGAIN}"] = again
     others = [name for name in OTHER_STARTS if (RESULTS / f"{name}.json").exists()]
     if others:
         by_start = {name: VariantRecords(read_json(RESULTS / f"{name}.json")) for name in others}

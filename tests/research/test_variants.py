@@ -138,16 +138,19 @@ def test_the_committed_report_follows_from_the_committed_records():
     assert rounded(read_json(RESULTS / "report.json")) == rounded(make_report())
 
 
-def test_new_runs_join_the_committed_ones_only_from_the_same_sft_model():
+def test_new_runs_join_the_committed_ones_only_from_the_same_sft_model_and_settings():
     committed = read_json(RESULTS / "fork.json")
     start, *runs = committed["runs"]
     new_run = runs[0] | {"algorithm": "sage-branch", "strength": 0.4}
-    joined = add_runs(committed, committed | {"runs": [start, new_run]})
+    new = committed | {"runs": [start, new_run]}
+    new["settings"] = committed["settings"] | {"added since": 1}
+    joined = add_runs(committed, new)
     assert len(joined["runs"]) == len(committed["runs"]) + 1 and new_run in joined["runs"]
     other = json.loads(json.dumps(start))
     other["sets"]["test"]["correct"][0] += 1
-    with pytest.raises(ValueError, match="the SFT model of the committed ones"):
-        add_runs(committed, committed | {"runs": [other, new_run]})
+    for changed in ({"runs": [other, new_run]}, {"settings": new["settings"] | {"task": "x"}}):
+        with pytest.raises(ValueError, match="the SFT model of the committed ones"):
+            add_runs(committed, new | changed)
 
 
 def test_the_committed_figure_shows_the_committed_report(tmp_path):
