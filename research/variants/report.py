@@ -93,7 +93,7 @@ def add_runs(committed: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
     if not from_same_model(committed, new) or not _includes(new["settings"], committed["settings"]):
         raise ValueError(
             "new runs must have the settings and the SFT model of the committed ones, "
-            f"but those of {new['task']} differ: collect them from a folder of their own"
+            f"but those of {new['task']} differ: rename the committed file, to keep both"
         )
     return {**committed, "runs": list((by_point(new) | by_point(committed)).values())}
 

@@ -242,7 +242,7 @@ def _analyze_perplexity(
 ) -> dict[str, Any]:
     from sage_unsloth.analysis import perplexity
     from sage_unsloth.evaluation.named_models import parse_model
-    from sage_unsloth.models.tokenizers import load_tokenizer
+    from sage_unsloth.models.tokenizers import tokenizer_as_sampled
     from sage_unsloth.models.weights import model_identity
     from sage_unsloth.prompts import recorded_format
     from sage_unsloth.runs.progress import progress
@@ -260,8 +260,8 @@ def _analyze_perplexity(
             bar.set_description(f"{name} under the baseline")
             settings = sources.settings[item.name, name]
             # Conditioned on the prompt that was sampled from.
-            asked = settings.get("template"), spec.adapter, recorded_format(settings)
-            tokenizer = load_tokenizer(spec.path, *asked)
+            template, prompt = settings.get("template"), recorded_format(settings)
+            tokenizer = tokenizer_as_sampled(spec.path, template or "project", prompt)
             scores[name] = perplexity.score_records(
                 model,
                 tokenizer,

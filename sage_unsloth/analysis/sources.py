@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sage_unsloth.evaluation.record_tables import read_sets, read_texts, sets_below
+from sage_unsloth.evaluation.record_tables import read_sets, read_texts, refuse_ungraded, sets_below
 from sage_unsloth.models.weights import model_identity
 from sage_unsloth.problems.benchmarks import Benchmark, load_benchmark
 from sage_unsloth.sampling.record_files import read_settings
@@ -39,7 +39,8 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
     one model on one benchmark are training seeds, and get numbered names.
 
     Raises:
-        ValueError: a path with neither; two runs of one name; or see `record_tables.read_sets`.
+        ValueError: a path with neither; two runs of one name; ungraded completions; or see
+            `record_tables.read_sets`.
     """
     folders, files = [], []
     for path in map(Path, paths):
@@ -59,6 +60,7 @@ def find_sources(paths: Sequence[str | Path]) -> Sources:
             sources.texts.setdefault(benchmark, {}).update(texts)
     for settings, records in read_sets(files):
         model, benchmark = settings["model"], settings["benchmark"]
+        refuse_ungraded(records, model, benchmark)
         models = sources.samples.setdefault(benchmark, {})
         taken = sum(name == model or name.startswith(f"{model} #") for name in models)
         name = f"{model} #{taken + 1}" if taken else model

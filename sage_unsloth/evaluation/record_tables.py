@@ -54,11 +54,7 @@ def record_set(
         raise ValueError(
             f"{model} on {benchmark} must have samples, but there are none. Evaluate it first"
         )
-    if ungraded := sum("grade" not in record for record in records):
-        raise ValueError(
-            f"every completion must be graded, but {ungraded} of {model} on {benchmark} are not. "
-            "Run evaluate again, which grades them"
-        )
+    refuse_ungraded(records, model, benchmark)
     problems = tuple(dict.fromkeys(record["problem_id"] for record in records))
     selected = ("num_tokens", "finish_reason", "grade")  # texts of all models together may not fit
     return RecordSet(
@@ -72,6 +68,15 @@ def record_set(
         grader=records[0].get("grader", ""),
         examples=_examples(records),
     )
+
+
+def refuse_ungraded(records: Sequence[dict], model: str, benchmark: str) -> None:
+    """Raises ValueError for completions whose grading failed or was not finished."""
+    if ungraded := sum("grade" not in record for record in records):
+        raise ValueError(
+            f"every completion must be graded, but {ungraded} of {model} on {benchmark} are not. "
+            "Run evaluate again, which grades them"
+        )
 
 
 def _examples(records: Sequence[dict]) -> dict[str, dict[str, dict]]:

@@ -1,6 +1,7 @@
 """The command `export`: a run's result, for use elsewhere."""
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,12 @@ def _export(options: argparse.Namespace) -> int:
         raise ValueError("--report-model needs --report report.json")
     report = None if options.report is None else _read_report(options.report)
     # After a push that failed, the same command pushes the export that is there.
-    names = ("base_id", "which", "report", "report_model", "model")
-    requested = {name: getattr(options, name) for name in names}
+    names = ("base_id", "which", "report_model", "model", "quantization")
+    given = {name: getattr(options, name) for name in names} | {"card": report}
+    requested = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
     if not (hub and is_export(out, kind, options.repo_id, requested)):
         run = read_run(options.run, options.model, options.which)
-        if hub and kind == "adapter" and options.base_id is None:
+        if hub and kind == "adapter" and run.adapter is not None and options.base_id is None:
             refuse_folder(str(run.model_path))
         export(
             run,

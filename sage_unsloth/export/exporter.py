@@ -57,7 +57,7 @@ def export(
     report: dict | None = None,
     report_model: str | None = None,
     quantization: str = "q4_k_m",
-    requested: Mapping[str, Any] | None = None,
+    requested: str | None = None,
 ) -> Path:
     """Writes the folder `out`, with the model card and a record of the checks.
 
@@ -70,7 +70,7 @@ def export(
         report_model: whose results go to the hub's fields, the card's `model-index` and
             `.eval_results`; None takes the report's only model.
         quantization: of the GGUF file, in Unsloth's names.
-        requested: options of the command, for the record.
+        requested: digest of the command's options, for the record, which is pushed too.
 
     Raises:
         ValueError: `out` exists, or another process exports to it; the run has no such result, or a
@@ -120,21 +120,19 @@ def export(
                 "run": run.record["settings"],
                 "base": base,
                 "checks": checks,
-                "requested": dict(requested or {}),
+                "requested": requested,
             },
         )
     return out
 
 
-def is_export(
-    folder: str | Path, kind: str, name: str, requested: Mapping[str, Any] | None = None
-) -> bool:
+def is_export(folder: str | Path, kind: str, name: str, requested: str | None = None) -> bool:
     """Whether the folder is a finished export of this kind and name, with the same options."""
     path = Path(folder) / EXPORT
     if not path.exists():
         return False
     record = read_json(path)
-    same = requested is None or record.get("requested") == dict(requested)
+    same = requested is None or record.get("requested") == requested
     return same and (record["kind"], record["name"]) == (kind, name)
 
 

@@ -43,6 +43,22 @@ def open_tokenizer(
         ValueError: it cannot be loaded, it has no EOS token, no token can serve as pad, or see
             `choose_template` and `choose_format`.
     """
+    tokenizer, config, stops = _read_tokenizer(path)
+    prompt = choose_format(path, prompt, adapter)
+    choice = choose_template(path, tokenizer, stops, template, adapter, prompt)
+    return prepare_tokenizer(tokenizer, config, stops, path, choice.template, prompt), choice
+
+
+def tokenizer_as_sampled(path: str | Path, template: str, prompt: PromptFormat) -> Any:
+    """The tokenizer with this template and prompt, whatever the model was trained with: for
+    completions that another model sampled.
+    """
+    tokenizer, config, stops = _read_tokenizer(path)
+    return prepare_tokenizer(tokenizer, config, stops, path, template, prompt)
+
+
+def _read_tokenizer(path: str | Path) -> tuple[Any, Any, list[int]]:
+    """Tokenizer, the model's config, and stop tokens."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -50,10 +66,7 @@ def open_tokenizer(
         config = AutoConfig.from_pretrained(path)
     except OSError as error:
         raise ValueError(not_found_message(path, error)) from error
-    stops = load_stop_tokens(path, tokenizer)
-    prompt = choose_format(path, prompt, adapter)
-    choice = choose_template(path, tokenizer, stops, template, adapter, prompt)
-    return prepare_tokenizer(tokenizer, config, stops, path, choice.template, prompt), choice
+    return tokenizer, config, load_stop_tokens(path, tokenizer)
 
 
 def load_stop_tokens(path: str | Path, tokenizer: Any) -> list[int]:

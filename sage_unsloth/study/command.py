@@ -157,7 +157,7 @@ def _act(options: argparse.Namespace) -> int:
         reduced=options.reduced,
         smoke=options.smoke,
         report_only=options.report,
-        **own,
-        **settings,
+        # A setting may have the name of an option that a task refuses.
+        **(own | settings),
     )
     return 0

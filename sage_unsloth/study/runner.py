@@ -4,11 +4,12 @@ report = study("runs/study", start="runs/sft", data="mine.jsonl",
                benchmarks=["own=held_out.jsonl"], methods=["grpo=0.05,0.2", "maxrl=0.05"])
 """
 
+import glob
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,7 +112,7 @@ def study(
     plan = replace(plan, claims=tuple(parse_claims(claims, points, plan.ks, smoke=task.smoke)))
     with exclusive_lock(plan.out):
         open_run(plan.out, study_settings(task))
-        plan = name_claims(plan)
+        plan = name_claims(plan, check=not report_only)
         if not report_only:
             run_jobs(plan, processes, show)
         return publish(plan, show)
@@ -138,26 +139,26 @@ def study_settings(task: Task) -> dict[str, Any]:
     }
 
 
-def name_claims(plan: Plan) -> Plan:
+def name_claims(plan: Plan, check: bool = True) -> Plan:
     """The plan with every claim ever registered here; each is recorded with its time.
 
     A claim that was named cannot be taken back: Holm's correction counts it.
 
+    Args:
+        check: refuse a point that has a run and is not what it was.
+
     Raises:
-        ValueError: a point is not what it was in an earlier call.
+        ValueError: a point is not what it was when its first run began.
     """
     file = plan.out / DESIGN
     design = read_json(file) if file.exists() else {"points": {}, "claims": {}}
     named, points = design["claims"], design["points"]
     for point in plan.points:
         row, before = describe_point(point, plan), points.get(point.name, {})
-        for name in row.keys() & before.keys():
-            if row[name] != before[name]:
-                raise ValueError(
-                    f"a point must stay the same in all runs of a study, but {name} of "
-                    f"{point.name!r} was {before[name]} and is {row[name]}. Give the changed "
-                    "method another name, or choose another --out"
-                )
+        if has_run(point, plan):
+            if check:
+                check_unchanged(point.name, row, before)
+            row = before or row
         points[point.name] = row | {
             "twin": find_twin(point, plan.points, plan.task.rlvr, plan.task.common)
         }
@@ -168,6 +169,27 @@ def name_claims(plan: Plan) -> Plan:
     write_json(file, {"points": points, "seeds": list(plan.seeds), "claims": named})
     all_claims = [Claim(item["better"], item["worse"], item["k"]) for item in named.values()]
     return replace(plan, claims=tuple(all_claims))
+
+
+def has_run(point: Point, plan: Plan) -> bool:
+    """Whether a run of the point has begun, with any seed."""
+    return any((plan.out / "runs").glob(f"{glob.escape(point.file_name)}_seed-*"))
+
+
+def check_unchanged(name: str, row: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Raises ValueError for a point that differs in what is recorded of it."""
+    for key in row.keys() & before.keys():
+        if row[key] != before[key]:
+            # The digest of own code is that of its whole file.
+            remedy = (
+                "Restore its file and put new code into another file"
+                if key == "code"
+                else "Give the changed method another name, or choose another --out"
+            )
+            raise ValueError(
+                f"a point must stay the same in all runs of a study, but {key} of {name!r} was "
+                f"{before[key]} and is {row[key]}. {remedy}"
+            )
 
 
 def describe_point(point: Point, plan: Plan) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Chooses the rows that are held out of training, for the held-out curve."""
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from numbers import Real
@@ -106,6 +107,9 @@ def _check_rows(rows: Sequence[dict]) -> None:
             f"ids of held-out rows must differ, but {twice!r} is there {names.count(twice)} times"
         )
     for row in rows:
+        if isinstance(row.get("guess"), str):  # of a CSV file
+            with contextlib.suppress(ValueError):
+                row["guess"] = float(row["guess"])
         guess = row.get("guess", 0)
         if not isinstance(guess, Real) or not 0 <= guess <= 1:
             raise ValueError(

@@ -247,7 +247,8 @@ class RlvrConfig(StageConfig):
     coverage_budget: float = setting(
         0.0,
         "allowed loss of pass@k, k = eval_samples, on held-out rows: training ends after two "
-        "evaluations in a row beyond it, and best/ is within it; 0: no limit",
+        "evaluations in a row beyond it, if the last interval is below 0, and best/ is within it; "
+        "0: no limit",
         EVALUATION,
         low=0,
         high=1,

@@ -203,6 +203,7 @@ class _Child:
             self.process.stdin.flush()
         self._said, self._row = 0, self._last_row()
         self._counted = dict[Path, tuple[int, int]]()
+        self._evaluates = False
         total, done = self.job.max_steps, self._row.get("step", 0)
         self.bar = progress(total=total, initial=done, desc=name, unit="step")
         return self
@@ -232,7 +233,8 @@ class _Child:
     def _show_completions(self) -> None:
         """The bar of the evaluation, which begins with its first completion on disk."""
         count = self._count_completions()
-        if count and self.bar.unit != COMPLETION:
+        if count and not self._evaluates:
+            self._evaluates = True
             self.bar.close()
             name, total = f"{self.job.name}, evaluation", self.job.num_completions
             self.bar = progress(total=total, initial=count, desc=name, unit=COMPLETION)

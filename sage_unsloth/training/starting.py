@@ -113,11 +113,7 @@ def starting_point(start: str | Path, reference: str) -> StartingPoint:
             "yet. Run its command again"
         )
     below = _model_below(run)
-    if Path(below).is_absolute() and not Path(below).is_dir() and reference == "sft":
-        # Made elsewhere, from a model of the same architecture.
-        preset = model_preset(str(folder / "model"))
-    else:
-        preset = trained_preset(below)
+    preset = trained_preset(str(folder / "model") if reference == "sft" else below)
     if reference == "sft":
         return StartingPoint(preset, str(folder / "model"))
     # Without an adapter there is nothing to switch off for π_ref.
@@ -160,7 +156,10 @@ def trained_preset(path: str) -> ModelPreset:
     Of a model that was not trained here its own.
     """
     if Path(path).name == "model" and (run := read_record(Path(path).parent)) is not None:
-        return trained_preset(run["model_path"])
+        below = _model_below(run)
+        # Made elsewhere, from a model of the same architecture.
+        gone = Path(below).is_absolute() and not Path(below).is_dir()
+        return model_preset(path) if gone else trained_preset(below)
     return model_preset(EMBEDDED if Path(path) == data_folder() / EMBEDDED else path)
 
 

@@ -5,6 +5,7 @@ refuses.
 import argparse
 import inspect
 import json
+import shutil
 from dataclasses import asdict
 
 import pytest
@@ -146,8 +147,21 @@ def test_perplexity_is_of_the_prompt_that_was_sampled(unsloth_module, tmp_path, 
 
     monkeypatch.setattr(perplexity, "score_records", watched)
     command = ["analyze", str(tmp_path / "e"), "--out", str(tmp_path / "out"), "--responses", "1"]
-    assert main([*command, "--perplexity", str(BASE)]) == 0
+    # A baseline that was trained with one of the two prompts scores both.
+    shutil.copytree(BASE, tmp_path / "sft" / "model")
+    settings = {"stage": "sft", "prompt": asdict(boxed), "template": "project"}
+    (tmp_path / "sft" / "run.json").write_text(json.dumps({"settings": settings}))
+    assert main([*command, "--perplexity", str(tmp_path / "sft" / "model")]) == 0
     assert ["Box it" in template for template in templates] == [False, True]
+
+
+def test_a_set_that_is_not_graded_whole_is_refused(tmp_path):
+    write_set(tmp_path / "a.jsonl", "base", [1, 1, 1])
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    del lines[0]["grade"], lines[0]["grader"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match="1 of base on arithmetic are not"):
+        analyze([tmp_path], tmp_path / "out")
 
 
 @pytest.mark.long

@@ -263,7 +263,7 @@ def test_gguf_without_a_gpu_says_what_to_do(run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_fully_trained_run_is_exported_merged_only(run, tmp_path):
+def test_a_fully_trained_run_is_exported_merged_only(run, tmp_path, token, capsys):
     folder = tmp_path / "full"
     folder.mkdir()
     shutil.copy(run.folder / "run.json", folder)
@@ -271,6 +271,9 @@ def test_a_fully_trained_run_is_exported_merged_only(run, tmp_path):
     full = read_run(folder, BASE)
     with pytest.raises(ValueError, match="trained every weight and has no adapter"):
         export(full, "adapter", tmp_path / "a")
+    command = ["export", str(folder), "--to", "hub", "--repo-id", "me/mine"]
+    assert main([*command, "--model", str(BASE)]) == 2
+    assert "has no adapter. Export it merged" in capsys.readouterr().err
     out = export(full, "merged", tmp_path / "m")
     assert (out / "model.safetensors").read_bytes() == (BASE / "model.safetensors").read_bytes()
     assert "library_name: transformers" in (out / "README.md").read_text()
@@ -628,7 +631,14 @@ def test_command_pushes_the_export_that_is_there(run, tmp_path, token, capsys):
     assert main([*command, "--repo-id", "me/mine"]) == 2
     assert "the push to " in capsys.readouterr().err
     assert (out / "README.md").stat().st_mtime_ns == written
-    for changed in (["--repo-id", "me/other"], ["--repo-id", "me/mine", "--base-id", "me/base"]):
+    # The file is pushed: it names no path of this machine.
+    assert re.fullmatch("[0-9a-f]{16}", json.loads((out / "export.json").read_text())["requested"])
+    same = ["--repo-id", "me/mine"]
+    for changed in (
+        ["--repo-id", "me/other"],
+        [*same, "--base-id", "me/base"],
+        [*same, "--quantization", "q8_0"],
+    ):
         assert main([*command, *changed]) == 2
         assert "does not overwrite" in capsys.readouterr().err
 

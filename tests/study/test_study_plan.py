@@ -9,7 +9,13 @@ import pytest
 
 from sage_unsloth.study.plan import Plan, cost_text, plan_text
 from sage_unsloth.study.points import parse_claims, parse_methods
-from sage_unsloth.study.runner import REDUCED, REDUCED_SEEDS, name_claims, study
+from sage_unsloth.study.runner import (
+    REDUCED,
+    REDUCED_SEEDS,
+    check_unchanged,
+    name_claims,
+    study,
+)
 from sage_unsloth.study.tasks import get_task, shrink
 
 
@@ -84,11 +90,26 @@ def test_a_point_that_changed_between_two_calls_is_refused(tmp_path, monkeypatch
     (tmp_path / "results").mkdir()
     name_claims(make_plan(tmp_path, ["grpo=0.05", "my_changing_rule:rule=0.2"]))
     name_claims(make_plan(tmp_path, ["grpo=0.05", "maxrl=0.05"]))
-    own.write_text(text.replace("0.4", "0.8"))
-    sys.modules.pop("my_changing_rule")
-    importlib.invalidate_caches()
+
+    def again(text, **options):
+        own.write_text(text)
+        sys.modules.pop("my_changing_rule")
+        importlib.invalidate_caches()
+        name_claims(make_plan(tmp_path, ["grpo=0.05", "my_changing_rule:rule=0.2"]), **options)
+
+    again(text.replace("0.4", "0.6"))  # nothing was trained with it
+    run = make_plan(tmp_path, ["my_changing_rule:rule=0.2"]).run_jobs()[1].folder
+    run.mkdir(parents=True)
     with pytest.raises(ValueError, match=r"guide of 'my_changing_rule:rule beta=0.2' was Branch"):
-        name_claims(make_plan(tmp_path, ["grpo=0.05", "my_changing_rule:rule=0.2"]))
+        again(text.replace("0.4", "0.8"))
+    again(text.replace("0.4", "0.8"), check=False)  # a report
+    design = json.loads((tmp_path / "design.json").read_text())["points"]
+    assert "ratio=0.6" in design["my_changing_rule:rule beta=0.2"]["guide"]
+
+
+def test_own_code_that_changed_keeps_its_file():
+    with pytest.raises(ValueError, match="Restore its file and put new code into another file"):
+        check_unchanged("mine:rule beta=0.2", {"code": "advantages 1"}, {"code": "advantages 2"})
 
 
 def test_each_free_line_is_a_process_of_its_own(tmp_path):

@@ -79,6 +79,7 @@ def test_what_names_no_task_is_a_message(tmp_path, monkeypatch, capsys):
     for words, message in {
         "--task no_task_of_mine:needy": "without arguments, but no_task_of_mine:needy raised Type",
         "--task no_task_of_mine:broken": "no_task_of_mine:broken raised KeyError: 1",
+        "--task arithmetic --set temperature=0.8": "its own data and settings, got temperature",
         "--data rows.jsonl": "--benchmarks, or --task, got ['--data']",
         "--n 4": "--benchmarks, or --task, got none",
     }.items():

@@ -331,6 +331,8 @@ def test_rows_are_held_out_with_every_row_of_their_problem():
     training, kept = split_rows(RlvrConfig(eval_steps=1), rows, given)
     assert len(training) == 18 and kept == [{"id": "held-out-0", "problem": "p1", "answer": "2"}]
     assert split_rows(RlvrConfig(), rows) == (rows, [])
+    _, (of_csv,) = split_rows(RlvrConfig(eval_steps=1), rows, [given[0] | {"guess": "0.1"}])
+    assert of_csv["guess"] == 0.1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,19 @@ def test_a_bar_goes_back_to_the_checkpoint_from_which_a_run_resumes():
     numbers = bar.format_dict
     assert (numbers["n"] - numbers["initial"]) / numbers["elapsed"] == pytest.approx(0.5, rel=0.05)
     bar.close()
+
+
+def test_bars_that_are_switched_off_are_no_error(tmp_path, child, monkeypatch):
+    monkeypatch.setattr(side_by_side, "progress", partial(tqdm, disable=True))
+    (job,) = jobs(tmp_path, "a")
+    job = replace(job, samples=(tmp_path / "x",), num_completions=10)
+    with side_by_side._Child(job, tmp_path / "processes", 1) as run:
+        run.process.wait(60)
+        (tmp_path / "a" / METRICS).write_text('{"step": 4}\n')
+        (tmp_path / "x").mkdir()
+        for text in ("{}\n", "{}\n{}\n"):
+            (tmp_path / "x" / "own.jsonl").write_text(text)
+            run.show()
 
 
 def test_an_evaluation_has_a_bar_of_the_completions_on_disk(tmp_path, child, monkeypatch):

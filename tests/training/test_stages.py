@@ -35,6 +35,7 @@ from sage_unsloth.training.starting import (
     run_setup,
     sft_config,
     starting_point,
+    trained_preset,
 )
 
 SMOKE = data_folder() / "smoke"
@@ -281,6 +282,7 @@ def test_starting_points(sft_run, rl_run, tmp_path):
         (tmp_path / "moved" / "run.json").write_text(json.dumps(run))
         point = starting_point(tmp_path / "moved", "sft")
         assert (point.preset.name, point.model) == (name, str(tmp_path / "moved" / "model"))
+        assert trained_preset(point.model).name == name
     for run, result in ((sft_run, "model"), (rl_run, "adapter")):
         (tmp_path / "run.json").write_text((run / "run.json").read_text())
         with pytest.raises(ValueError, match=f"must be complete .* has no {result} yet"):
