@@ -295,3 +295,29 @@ def _turns(turns: str | Turns) -> list[dict[str, str]]:
     if isinstance(turns, str):
         return row_messages({"problem": turns})
     return [dict(turn) for turn in turns]
+
+
+def taught_tokens(tokenizer: Any, row: dict, prompt: PromptFormat) -> dict[str, list[int]]:
+    """A row as tokens for TRL's SFT trainer: `input_ids`, and `completion_mask` of the solution.
+
+    The prompt has the tokens that RL and evaluation sample from. Tokenizing the whole text may join
+    the end of the prompt with the first word (`>The` is one token of Qwen's), which would then be
+    masked, or learned after another context.
+    """
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    turns = row_messages(row)
+    asked = render_prompt(tokenizer, turns)
+    whole = render_solution(tokenizer, turns, prompt.taught(row))
+    prompt_ids, row_ids = ids(asked), ids(whole)
+    if whole.startswith(asked) and row_ids[: len(prompt_ids)] != prompt_ids:
+        parts = prompt_ids + ids(whole[len(asked) :])
+        # Some tokenizers begin every text with a space, which must not be learned.
+        if tokenizer.decode(parts) == tokenizer.decode(row_ids):
+            row_ids = parts
+    pairs = zip(prompt_ids, row_ids, strict=False)
+    common = next((n for n, (a, b) in enumerate(pairs) if a != b), len(prompt_ids))
+    mask = [int(number >= common) for number in range(len(row_ids))]
+    return {"input_ids": row_ids, "completion_mask": mask}

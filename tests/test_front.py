@@ -71,6 +71,14 @@ def test_solutions_are_taught_in_their_tags_if_they_fit(tmp_path):
     assert data.counts["whole row <= 200 tokens"] == 1
 
 
+def test_solutions_without_answers_must_begin_in_their_tag(tmp_path):
+    file = tmp_path / "solved.jsonl"
+    file.write_text(json.dumps({"problem": "1+1=?", "solution": "1+1 is 2"}))
+    tokenizer = load_tokenizer(locate_model("arithmetic-base"))
+    with pytest.raises(ValueError, match="opens the working by <start_working_out>"):
+        sage_unsloth.load_dataset(str(file), tokenizer, stage="sft")
+
+
 def test_an_unknown_stage_is_refused():
     with pytest.raises(ValueError, match="stage must be 'rl' or 'sft', got 'rlhf'"):
         sage_unsloth.load_dataset("arithmetic", stage="rlhf")

@@ -386,7 +386,13 @@ def fork_table(report: Mapping[str, Any]) -> list[str]:
         "| pass@1 − GRPO at this β | pass@32 − the same | pass@32 beside GRPO's line |",
         "|" + "---|" * 11,
     ]
-    for dialect, where in (("fork", "the rare way"), ("fork-twin", "a wrong way")):
+    for dialect, where in (
+        ("fork", "the rare way"),
+        (f"fork{AGAIN}", "the rare way, second model"),
+        ("fork-twin", "a wrong way"),
+    ):
+        if dialect not in report:
+            continue
         pairs = {(pair["algorithm"], pair["beta"]): pair for pair in report[dialect]["pairs"]}
         for row in [{"algorithm": SFT, "beta": None, "seeds": []} | report[dialect]["sft"]] + (
             report[dialect]["points"]

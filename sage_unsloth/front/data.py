@@ -15,7 +15,7 @@ from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.corpora import rl_corpus, rl_rows, sft_corpus, sft_rows
 from sage_unsloth.problems.held_out import hold_out
-from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat
+from sage_unsloth.prompts import PROJECT_PROMPT, PromptFormat, project_template, taught_tokens
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +28,7 @@ class TrainingData:
         counts: filter -> number of rows left after it, in order.
         stage: "rl" or "sft".
         prompt: defines the tags of solutions.
+        tokenizer: of the model; None if none was given.
     """
 
     rows: list[dict]
@@ -36,17 +37,26 @@ class TrainingData:
     checker: Checker
     stage: str
     prompt: PromptFormat
+    tokenizer: Any = None
 
     @property
     def dataset(self) -> Any:
-        """The `datasets.Dataset` for TRL's trainer of the stage."""
+        """The `datasets.Dataset` for TRL's trainer of the stage.
+
+        Rows for SFT have `prompt` and `completion`, and with a tokenizer also their tokens, which
+        the trainer then takes.
+        """
         from datasets import Dataset
 
         from sage_unsloth.training.rlvr_trainer import trainer_row
         from sage_unsloth.training.sft_stage import taught_row
 
         if self.stage == "sft":
-            return Dataset.from_list([taught_row(row, self.prompt) for row in self.rows])
+            taught = [taught_row(row, self.prompt) for row in self.rows]
+            if self.tokenizer is not None:
+                for row, teach in zip(self.rows, taught, strict=True):
+                    teach |= taught_tokens(self.tokenizer, row, self.prompt)
+            return Dataset.from_list(taught)
         return Dataset.from_list([trainer_row(row) for row in self.rows])
 
     def __str__(self) -> str:
@@ -111,15 +121,20 @@ def load_dataset(
         "verifier": checker,
     }
     if stage == "sft":
+        from sage_unsloth.training.sft_stage import check_begins
+
         corpus = sft_rows(**source, limit=limit, prompt=prompt)
         if tokenizer is not None:
             corpus = sft_corpus(tokenizer, max_tokens or 2048, source=corpus, prompt=prompt)
+            if tokenizer.chat_template == project_template(prompt):
+                check_begins(prompt, corpus.rows)
     else:
         corpus = rl_rows(**source, limit=limit)
         if tokenizer is not None:
             corpus = rl_corpus(tokenizer, max_tokens or 1024, source=corpus)
     rows, selected = hold_out(corpus.rows, min(held_out, len(corpus.rows) // 4))
-    return TrainingData(rows, selected, corpus.counts, checker or corpus.checker, stage, prompt)
+    counts, grader = corpus.counts, checker or corpus.checker
+    return TrainingData(rows, selected, counts, grader, stage, prompt, tokenizer)
 
 
 def rewards(

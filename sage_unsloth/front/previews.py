@@ -116,7 +116,7 @@ def _where_it_acts(
     """Entropies and log q of the tokens of about 24 completions; empty without a guide."""
     from sage_unsloth.analysis.traces import trace
 
-    problems = {row["id"]: row_messages(row)[-1]["content"] for row in rows}
+    problems = {row["id"]: row_messages(row) for row in rows}
     traces = [
         trace("", model, tokenizer, guide, problems[record["problem_id"]], record)
         for record in records[:: max(1, len(records) // 24)]

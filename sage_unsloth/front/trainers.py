@@ -70,6 +70,7 @@ def record_run(
         name: shown on the progress bar.
         reward: from `rewards`; its grades are counted at each step.
     """
+    from sage_unsloth.models.loading import load_adapter_weights
     from sage_unsloth.patch.choice import is_open
     from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
     from sage_unsloth.runs.files import whole_folder
@@ -92,6 +93,9 @@ def record_run(
         with checks, stage.log_steps(trainer, folder, name, resume=resume, **extra):
             yield Recording(None if resume is None else str(resume), finished=False)
     else:
+        if (trained / "adapter_config.json").exists():
+            # The trainer's own adapter is fresh, and what comes next may merge or sample it.
+            load_adapter_weights(trainer.model, trained)
         yield Recording(None, finished=True)
     if not (folder / "adapter").exists():
         with whole_folder(folder / "adapter") as partial:

@@ -127,7 +127,7 @@ def load_policy(
         )
         model = prepare_for_cpu(model)
     if lora is not None and adapter is not None:
-        _load_adapter_weights(model, Path(adapter))
+        load_adapter_weights(model, Path(adapter))
     stops = load_stop_tokens(path, tokenizer)
     prompt = choose_format(path, prompt, adapter)
     choice = choose_template(path, tokenizer, stops, template, adapter, prompt)
@@ -233,7 +233,7 @@ def _check_lora(adapter: str | Path, lora: LoraSettings) -> None:
         )
 
 
-def _load_adapter_weights(model: Any, adapter: Path) -> None:
+def load_adapter_weights(model: Any, adapter: Path) -> None:
     """Replaces a fresh adapter's weights by those of a trained one."""
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file

@@ -18,7 +18,7 @@ from sage_unsloth.grading.mathematics import MATH, only_its_text, plain_number
 from sage_unsloth.problems import arithmetic
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.gym import GYM_PREFIX, REASONING_GYM_ITEMS, REASONING_GYM_SEED, gym_rows
-from sage_unsloth.problems.own_data import read_columns, read_raw
+from sage_unsloth.problems.own_data import cell_text, find_source, read_columns, read_raw
 from sage_unsloth.problems.published import PUBLISHED, TOGETHER, Published
 from sage_unsloth.problems.sources import SUFFIXES, Source, read_source
 
@@ -146,7 +146,8 @@ def _own_parts(
     parts = []
     for data in str(path).split(","):
         raw, provenance = read_raw(data, columns, split="test")
-        if not columns and {"problem", "question"} & raw[0].keys():
+        is_file = find_source(data, "test")[1] is not None
+        if is_file and not columns and {"problem", "question"} & raw[0].keys():
             return None
         result = read_columns(raw, columns, ("answer",), data)
         for rule, good in result.filters.items():
@@ -178,7 +179,7 @@ def _row(name: str, spec: Published, row: dict, source: str, number: int) -> dic
                 "needs text in `problem` or `question`, and in `answer` or a box in `solution`, "
                 f"but saw the columns {sorted(row)}"
             )
-        answer = str(answer).strip()
+        answer = cell_text(answer)
         if spec.integer and _is_integer(answer):  # "025", "27.0", "1,000", as Python writes it
             answer = str(plain_number(answer))
     except ValueError as error:

@@ -31,6 +31,7 @@ from sage_unsloth.prompts import (
     render_prompt,
     render_solution,
     row_messages,
+    taught_tokens,
 )
 
 OPEN_MATH_REASONING = Source(hub_id="unsloth/OpenMathReasoning-mini", split="cot", num_rows=19_252)
@@ -81,7 +82,15 @@ def sft_corpus(
     fits = [2 * length <= max_length for length in prompts]
     rows = filters.keep(rows, fits, f"prompt <= {max_length // 2:,} tokens")
     texts = [render_solution(tokenizer, row_messages(row), prompt.taught(row)) for row in rows]
-    fits = [length <= max_length for length in _lengths(tokenizer, texts)]
+    # Tokenized in two parts, as it is taught, a row may be a few tokens longer.
+    fits = [
+        length <= max_length - 8
+        or (
+            length <= max_length
+            and len(taught_tokens(tokenizer, row, prompt)["input_ids"]) <= max_length
+        )
+        for row, length in zip(rows, _lengths(tokenizer, texts), strict=True)
+    ]
     rows = filters.keep(rows, fits, f"whole row <= {max_length:,} tokens")
     return replace(make_corpus(rows, filters, source.provenance), columns=source.columns)
 
@@ -208,7 +217,9 @@ def rl_rows(
         check_columns(rows, ("prompt", "solution"))
         rows = [{"problem": row["prompt"], "answer": row["solution"].strip()} for row in rows]
     elif data.startswith(GYM_PREFIX):
-        rows, selected, provenance = training_rows(data, limit or RL_ROWS, verifier is None)
+        rows, selected, provenance = training_rows(
+            data, limit or RL_ROWS, verifier in (None, REASONING_GYM)
+        )
         verifier = verifier or REASONING_GYM
     else:
         where = {"needed" if answered else "optional": ("answer",)}

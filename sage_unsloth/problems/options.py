@@ -72,7 +72,8 @@ def prompt_option(options: argparse.Namespace) -> PromptFormat | None:
 
 def _system_prompt(text: str) -> str:
     """The text, or the content of the file it names; ValueError for a missing or binary file."""
-    path = Path(text) if len(text) < 1_000 and "\n" not in text else None
+    # A name of more than 255 bytes is an error of the file system.
+    path = Path(text) if len(text.encode()) <= 255 and "\n" not in text else None
     if path is not None and path.is_file():
         try:
             return path.read_text(encoding="utf-8").strip()

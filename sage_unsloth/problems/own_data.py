@@ -123,8 +123,9 @@ def read_columns(
                 answers = [_without_match(text, columns.answer_pattern) for text in texts]
             else:
                 answers = texts
+            own_reply = name == "solution" and name not in columns.names
             for row, text in zip(rows, answers, strict=True):
-                row[name] = text
+                row[name] = (own_reply and row.get("replied")) or text
         if name == "solution" and name in needed and "messages" in places:
             for row in rows:  # a conversation that ends in its solution
                 row.setdefault(name, row.pop("replied", ""))
@@ -156,7 +157,19 @@ def _problem(value: Any, where: str) -> dict[str, Any]:
         )
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"a problem must be non-empty text, but {where} has {value!r:.100}")
+    _check_encodes(value, where)
     return {"problem": value}
+
+
+def _check_encodes(text: str, where: str) -> None:
+    """Raises ValueError for half of a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text must be Unicode, but {where} has half of a character, "
+            f"{error.object[error.start]!r}. Correct or drop that row"
+        ) from error
 
 
 def _conversation(value: Any, where: str) -> dict[str, Any]:
@@ -170,6 +183,7 @@ def _conversation(value: Any, where: str) -> dict[str, Any]:
                 "a turn must have a `role` (system, user or assistant) and a `content` of text, "
                 f"but {where} has {turn!r:.150}. Write the turns in that form"
             )
+        _check_encodes(turn["content"], where)
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in value]
     replied = turns.pop()["content"] if turns[-1]["role"] == "assistant" else None
     if not turns or turns[-1]["role"] != "user" or not turns[-1]["content"].strip():
@@ -184,7 +198,7 @@ def _conversation(value: Any, where: str) -> dict[str, Any]:
 
 
 def _texts(raw: Sequence[dict], column: str, data: str) -> list[str]:
-    """A column as text: numbers as written, lists and objects as JSON, "" for nothing."""
+    """A column by `cell_text`."""
     values = [row.get(column) for row in raw]
     kinds: dict[str, int] = {}
     for number, value in enumerate(values):
@@ -213,7 +227,10 @@ def _texts(raw: Sequence[dict], column: str, data: str) -> list[str]:
             whole,
             whole,
         )
-    return [_text(value) for value in values]
+    texts = [cell_text(value) for value in values]
+    for number, text in enumerate(texts):
+        _check_encodes(text, f"row {number} of {data}, column {column!r},")
+    return texts
 
 
 def _kind(value: Any) -> str:
@@ -226,7 +243,8 @@ def _kind(value: Any) -> str:
     return "lists or objects" if isinstance(value, (list, dict)) else "values of another kind"
 
 
-def _text(value: Any) -> str:
+def cell_text(value: Any) -> str:
+    """A value as text: numbers as written, lists and objects as JSON, "" for nothing."""
     if isinstance(value, str):
         return value.strip()
     if _kind(value) == "nothing":

@@ -4,6 +4,7 @@ Rows that training rarely shows are forgotten. These lists repeat them, so that 
 run stays the same. G is the number of completions in a group.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,11 +37,7 @@ def weighted_rows(rows: Sequence[dict], column: str, group: int) -> list[dict]:
         )
     if column != PASS_RATE:
         return balance_rows(rows, column)
-    rates = [row[column] for row in rows]
-    wrong = next((rate for rate in rates if not _is_share(rate)), None)
-    if wrong is not None:
-        raise ValueError(f"pass_rate must be a share in [0, 1], got {wrong!r}")
-    misses_P = 1 - np.array(rates, dtype=float)
+    misses_P = 1 - np.array([_share(row[column]) for row in rows])
     return repeat_rows(rows, np.sum([misses_P**j for j in range(group)], axis=0))
 
 
@@ -85,5 +82,10 @@ def repeat_rows(rows: Sequence[dict], weight_P: np.ndarray) -> list[dict]:
     return [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+def _share(value: object) -> float:
+    """A share as a number; of a CSV file it is text."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            if 0 <= float(value) <= 1:
+                return float(value)
+    raise ValueError(f"pass_rate must be a share in [0, 1], got {value!r}")

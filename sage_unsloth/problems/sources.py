@@ -6,12 +6,11 @@ Nothing is interpreted here: `corpora` makes training rows, `benchmarks` problem
 import csv
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from sage_unsloth.runs.files import read_jsonl
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
@@ -69,10 +68,13 @@ def _from_hub(source: Source) -> tuple[list[dict], str | None]:
     """All rows of the split, and their commit."""
     from datasets import load_dataset
     from huggingface_hub import HfApi
+    from huggingface_hub.constants import HF_HUB_OFFLINE
 
     try:
         # A name that is not there is told in seconds, before anything is downloaded.
-        revision = source.revision or HfApi().dataset_info(source.hub_id, timeout=10).sha
+        revision = source.revision
+        if revision is None and not HF_HUB_OFFLINE:  # offline a copy in the cache may do
+            revision = HfApi().dataset_info(source.hub_id, timeout=10).sha
         data = load_dataset(source.hub_id, source.config, split=source.split, revision=revision)
     except Exception as error:
         # Hub, HTTP and offline errors have no common base class; the reader needs the remedy
@@ -105,7 +107,7 @@ def read_file(path: str | Path) -> list[dict]:
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{path} must be a parquet file: {error}") from error
     if path.suffix == ".jsonl":
-        return read_jsonl(path)
+        return _read_lines(path)
     if path.suffix == ".csv":
         return _read_csv(path)
     if path.suffix != ".json":
@@ -113,7 +115,7 @@ def read_file(path: str | Path) -> list[dict]:
             f"a file of data must end in one of {', '.join(SUFFIXES)}, got {path.name!r}"
         )
     try:
-        rows: Any = json.loads(path.read_text(encoding="utf-8"))
+        rows: Any = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -146,12 +148,35 @@ def check_columns(
                 )
 
 
+def _read_lines(path: Path) -> list[dict]:
+    """The rows of a .jsonl file.
+
+    Other than in a log of a killed run, a truncated last line is an error.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"every line must be one JSON object, got {line[:80]!r} in line {number} of "
+                f"{path}. Repair or delete that line"
+            )
+        rows.append(row)
+    return rows
+
+
 def _read_csv(path: Path) -> list[dict]:
     """The rows of a CSV file with a header, in UTF-8; an empty cell is None.
 
     Raises:
         ValueError: another encoding, no header, or a row with another number of cells.
     """
+    csv.field_size_limit(sys.maxsize)  # a long solution is no error
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sage_unsloth.grading.checker import Checker, Grade
 from sage_unsloth.models.device import has_gpu
+from sage_unsloth.problems.benchmarks import NAMES
 from sage_unsloth.problems.columns import Columns
 from sage_unsloth.problems.sources import SUFFIXES
 from sage_unsloth.prompts import PromptFormat
@@ -59,6 +60,7 @@ def evaluation_command(
     else:
         is_file = Path(data).suffix in SUFFIXES
         name = "held-out" if is_file else Path(data.partition(":")[0]).stem
+        name = f"own-{name}" if name in NAMES else name
         words += [f"{name}={(eval_file or HELD_OUT) if is_file else data}"]
         words += (columns or Columns()).options()
     if smoke:
@@ -129,6 +131,7 @@ def training_command(
         # RL reads no solutions.
         names = {name: of for name, of in columns.names.items() if name != "solution"}
         words += ["--data", data, *replace(columns, names=names).options()]
+        words += ["--split", columns.split] if columns.split else []
     words += verifier
     if config.max_length != max_length:
         # SFT counts prompt and solution together, RL each by itself.

@@ -148,7 +148,10 @@ def run_rlvr(
         # Custom rows for the curve have the columns of the custom training data.
         own = {"data": str(eval_file)}
         known_columns = {"data": "dapo", "path": eval_file}
-        for_curve = rl_rows(**(known_columns if data in RL_DATA else own), **reading)
+        # A split is the hub's.
+        in_file = columns and replace(columns, split=None)
+        where = known_columns if data in RL_DATA else own
+        for_curve = rl_rows(**where, **(reading | {"columns": in_file}))
     given = None if for_curve is None else len(for_curve.rows)
     check_evaluations(config, given, graded=reading["answered"])
     check_fills_a_step(config, len(result.rows))

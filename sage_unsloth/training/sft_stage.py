@@ -18,7 +18,7 @@ from sage_unsloth.models.quantised import is_quantised
 from sage_unsloth.models.templates import check_teaches, turn_end
 from sage_unsloth.models.tokenizers import stop_tokens
 from sage_unsloth.models.trained import write_readme
-from sage_unsloth.prompts import PromptFormat, row_messages
+from sage_unsloth.prompts import PromptFormat, row_messages, taught_tokens
 from sage_unsloth.runs.checkpoints import copy_result, last_checkpoint, trained_adapter
 from sage_unsloth.runs.files import whole_folder
 from sage_unsloth.runs.locks import exclusive_lock
@@ -99,7 +99,8 @@ def resolve_sft(
     """
     answered = any("answer" in row for row in rows)
     check_rows(rows, ("problem", "solution", *(("answer",) if answered else ())))
-    _check_begins(config, rows)
+    if config.template == "project":
+        check_begins(config.prompt, rows)
     if not judged:
         check_tracker(config.report_to)
     return SftJob(config, model_path, rows, Path(folder), data, tuple(command), tokenizer)
@@ -115,11 +116,13 @@ def run_sft_job(job: SftJob) -> Path:
         return _sft(job, ledger)
 
 
-def _check_begins(config: SftConfig, rows: Sequence[dict]) -> None:
-    """Raises ValueError for a solution without an answer that lacks the opened tag."""
-    if config.template != "project" or config.prompt.reasoning is None:
+def check_begins(prompt: PromptFormat, rows: Sequence[dict]) -> None:
+    """Raises ValueError for a solution without an answer that lacks the tag which the project's
+    template opens.
+    """
+    if prompt.reasoning is None:
         return
-    opened = config.prompt.reasoning[0]
+    opened = prompt.reasoning[0]
     for number, row in enumerate(rows):
         if "answer" not in row and not row["solution"].startswith(opened):
             raise ValueError(
@@ -193,7 +196,12 @@ def _trainer(
 
     # On a GPU its classes are Unsloth's.
     generated: Any = trl
-    data = Dataset.from_list([taught_row(row, config.prompt) for row in rows])
+    data = Dataset.from_list(
+        [
+            {name: ids[: config.max_length] for name, ids in tokens.items()}
+            for tokens in (taught_tokens(tokenizer, row, config.prompt) for row in rows)
+        ]
+    )
     micro_batch = config.micro_batch_size or config.batch_size
     trainer = sft_trainer_class()(
         model=model,

@@ -16,7 +16,7 @@ from sage_unsloth.planning.setup import Setup, preset_setup
 from sage_unsloth.runs.locks import exclusive_lock
 from sage_unsloth.runs.record import read_record
 from sage_unsloth.sampling.engine_choice import why_no_vllm, why_not_chosen
-from sage_unsloth.trainers.backends import TRL
+from sage_unsloth.trainers.backends import TRL, backend
 from sage_unsloth.training import embedded_settings
 from sage_unsloth.training.by_trl import PLANNED_BY_TRL
 from sage_unsloth.training.ledger import result_folder
@@ -171,12 +171,12 @@ def model_path(preset: ModelPreset) -> str:
 def sft_config(preset: ModelPreset, recorded: dict | None = None, **settings: Any) -> SftConfig:
     """Table 7 at the preset's length, in 4 bits if the GPU needs it; `settings` win.
 
-    A resumed run has the bits of `recorded`.
+    A resumed run has the bits of `recorded`; 4 bits need Unsloth.
     """
     if preset.name == EMBEDDED:
         return replace(embedded_settings.SFT, **settings)
     gib = memory_of_card(None)
-    four_bit = gib is not None and nearest_card(gib).load_in_4bit
+    four_bit = gib is not None and backend() != TRL and nearest_card(gib).load_in_4bit
     if recorded is not None:
         four_bit = recorded["load_in_4bit"]
     config = SftConfig(max_length=preset.sft_max_length, load_in_4bit=four_bit)

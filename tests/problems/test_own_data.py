@@ -21,7 +21,7 @@ from sage_unsloth.problems.benchmarks import load_benchmark
 from sage_unsloth.problems.columns import Columns, parse_columns
 from sage_unsloth.problems.corpora import rl_rows, sft_rows
 from sage_unsloth.problems.options import prompt_option
-from sage_unsloth.problems.sources import Source
+from sage_unsloth.problems.sources import Source, read_file
 from sage_unsloth.prompts import PROJECT_PROMPT, prompt_format
 
 HASHES = "#### (.+)"
@@ -64,6 +64,7 @@ def test_a_system_prompt_is_a_text_or_a_file_of_one(tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("Add the numbers.\n")
     assert asked(file) == asked("Add the numbers.") == "Add the numbers."
+    assert asked("Add them. " * 40) == "Add them. " * 40, "longer than the name of a file may be"
     with pytest.raises(ValueError, match=r"but there is no file .*other\.txt"):
         asked(tmp_path / "other.txt")
     file.write_bytes(b"\xff\xfe")
@@ -231,6 +232,35 @@ def test_a_conversation_that_ends_in_its_answer_teaches_it(tmp_path):
         rl_rows(data=path)
     row = rl_rows(data=path, answered=False).rows[0]
     assert row == {"problem": "1+1=?", "messages": CHAT[:2]}
+    # A column that was not named does not replace the answer.
+    path = write(tmp_path / "both.jsonl", [{"messages": CHAT, "solution": "THE COLUMN"}])
+    assert sft_rows(data=path).rows[0]["solution"] == "2"
+    named = Columns(names={"messages": "messages", "solution": "solution"})
+    assert sft_rows(data=path, columns=named).rows[0]["solution"] == "THE COLUMN"
+
+
+def test_files_as_other_programs_write_them(tmp_path):
+    rows = '{"problem": "a", "answer": "1"}\n\n{"problem": "b", "answer": "2"}\n\n'
+    path = tmp_path / "rows.jsonl"
+    path.write_text(rows)
+    assert len(read_file(path)) == 2
+    path.write_text(rows.strip() + '\n{"problem": "c"')
+    with pytest.raises(ValueError, match="in line 4 of"):
+        read_file(path)
+    path = tmp_path / "rows.json"
+    path.write_text('\ufeff[{"problem": "a"}]', encoding="utf-8")
+    assert read_file(path) == [{"problem": "a"}]
+    path = tmp_path / "rows.csv"
+    path.write_text(f"problem,answer\n{'x' * 200_000},1\n")
+    assert len(read_file(path)[0]["problem"]) == 200_000
+    path = write(tmp_path / "half.jsonl", [{"problem": "a\ud83d", "answer": "1"}])
+    with pytest.raises(ValueError, match=r"row 0 of .* has half of a character"):
+        rl_rows(data=path)
+
+
+def test_a_benchmark_has_the_same_golds_as_the_training(tmp_path):
+    path = write(tmp_path / "o.jsonl", [{"problem": "P", "answer": {"type": "object"}}])
+    assert load_benchmark("mine", path).rows[0]["answer"] == '{"type": "object"}'
 
 
 @pytest.mark.parametrize(
@@ -360,6 +390,8 @@ def test_the_hub_is_asked_for_the_set_the_configuration_and_the_split(monkeypatc
     rl_rows(data="openai/gsm8k:main", columns=columns)
     load_benchmark("mine", "openai/gsm8k:main", columns=columns)
     rl_rows(data="o/n", columns=Columns(answer_pattern=HASHES, split="extra"))
+    assert load_benchmark("mine", "o/n").rows, "columns are found by their names"
+    assert asked.pop() == (Source(hub_id="o/n", split="test"), None)
     assert asked == [
         (Source(hub_id="openai/gsm8k", config="main", split="train"), None),
         (Source(hub_id="openai/gsm8k", config="main", split="test"), None),
@@ -388,6 +420,8 @@ def test_a_task_of_reasoning_gym_trains_by_its_own_scorer_on_items_that_evaluati
     assert not evaluated & {row["problem"] for row in found.rows}
     assert json.loads(found.rows[0]["gold"])["task"] == "chain_sum"
     assert "not among the 100 that evaluate asks" in found.counts
+    named = rl_rows(data="reasoning-gym:chain_sum", limit=30, verifier=REASONING_GYM)
+    assert named.rows == found.rows
 
 
 def test_whether_an_answer_can_be_graded_is_asked_of_the_verifier(tmp_path):

@@ -56,7 +56,7 @@ def test_a_column_names_what_is_balanced_and_pass_rate_what_is_inverted():
     [
         ([{"family": "a"}, {"id": 1}], "family", "row 1 has id.*--columns family=family"),
         ([{"pass_rate": 40}], "pass_rate", r"share in \[0, 1\], got 40"),
-        ([{"pass_rate": "0.4"}], "pass_rate", "got '0.4'"),
+        ([{"pass_rate": "1.4"}], "pass_rate", "got '1.4'"),
     ],
 )
 def test_rows_that_cannot_be_weighed(rows, column, message):

@@ -8,13 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import AddedToken
 
+from sage_unsloth import front
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
-from sage_unsloth.models.loading import load_policy
+from sage_unsloth.models.loading import LoraSettings, load_policy
 from sage_unsloth.models.tokenizers import load_tokenizer
 from sage_unsloth.problems import arithmetic
+from sage_unsloth.prompts import PROJECT_PROMPT, taught_tokens
 from sage_unsloth.quickstart import smoke_config
-from sage_unsloth.training.sft_stage import SftConfig, sft
+from sage_unsloth.sampling.record_sets import prompt_ids
+from sage_unsloth.training.sft_stage import SftConfig, _trainer, sft
 from sage_unsloth.training.stage import read_metrics
 
 BASE = data_folder() / BASE_MODEL
@@ -75,6 +79,37 @@ def test_learns_the_completion_only_and_its_eos(unsloth_module, tmp_path, monkey
     assert tokenizer.decode(ids[labels != -100]) == expected
     shown = tokenizer.decode(ids[labels == -100])
     assert shown.startswith("You are given a problem.") and shown.endswith("<start_working_out>")
+
+
+def test_the_prompt_has_the_tokens_that_are_sampled_from():
+    """A token that joins the end of the prompt with the first word, as Qwen's `>The`."""
+    tokenizer, row = load_tokenizer(BASE), ROWS[0]
+    before = taught_tokens(tokenizer, row, PROJECT_PROMPT)
+    joined = f"<start_working_out>{row['solution'][:2]}"
+    tokenizer.add_tokens(AddedToken(joined, normalized=False))
+    whole = tokenizer(tokenizer.decode(before["input_ids"]), add_special_tokens=False)
+    assert whole["input_ids"] != before["input_ids"], "the texts are joined"
+    assert taught_tokens(tokenizer, row, PROJECT_PROMPT) == before
+    ids = before["input_ids"][: before["completion_mask"].index(1)]
+    assert ids == prompt_ids(tokenizer, row["problem"])
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_finished_run_is_merged_with_its_own_adapter(trained, unsloth_module, tmp_path):
+    """Killed before the merge: the trainer of the second call has a fresh adapter."""
+    config = replace(CONFIG, max_steps=1)
+    model, tokenizer = load_policy(BASE, lora=LoraSettings(rank=4))
+    if trained:
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.data.fill_(0.05)
+    model.save_pretrained(tmp_path / "adapter")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    fresh, _ = load_policy(BASE, lora=LoraSettings(rank=4))
+    trainer = _trainer(config, fresh, tokenizer, ROWS[:4], tmp_path)
+    front.train(trainer, tmp_path, name="SFT", merge_with=tokenizer)
+    merged, weights = (load_file(f"{p}/model.safetensors") for p in (tmp_path / "model", BASE))
+    assert any(not torch.equal(merged[n].float(), weights[n].float()) for n in weights) == trained
 
 
 def test_learns_the_whole_sequence_where_asked(unsloth_module, tmp_path, monkeypatch):
