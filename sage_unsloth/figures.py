@@ -139,9 +139,17 @@ def line_styles(names: Iterable[str], first: int = 0) -> dict[str, dict[str, Any
 def save_figure(
     figure, axes, path: str | Path, rows: Sequence[Mapping], note: str, dpi: int = 130
 ) -> Path:
-    """The PNG, with the legend of its first axes above, the note below, and a CSV of `rows`."""
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    """The PNG, with the legend of all axes above, the note below, and a CSV of `rows`."""
+    named = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    # About 13 letters fit in an inch; a line's sample takes five.
+    longest = max((len(label) for label in named), default=0) + 5
+    columns = max(1, min(len(named), int(figure.get_figwidth() * 13 / longest)))
+    figure.legend(
+        named.values(), named.keys(), loc="outside upper center", ncols=columns, frameon=False
+    )
     figure.supxlabel(note, fontsize=8, color="#555555")
     path = Path(path)
     write_table(path.with_suffix(".csv"), rows)

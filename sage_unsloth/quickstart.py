@@ -6,6 +6,7 @@ with LoRA and graded rewards.
 """
 
 import argparse
+import json
 import shlex
 import shutil
 import time
@@ -204,17 +205,29 @@ def choose_algorithms(
             row.check_name(settings)
     rows = [row.with_settings(changed | settings) for row in rows]
     result = {DISPLAY_NAMES.get(row.name, row.name): row for row in rows}
+    names = [DISPLAY_NAMES.get(row.name, row.name) for row in rows]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"algorithms of a quickstart must have different names, but {twice!r} is there "
+            f"{names.count(twice)} times. Rename one in its file"
+        )
     for algorithm in result.values():
         replace(algorithm.configure(config.rlvr), **settings)  # judged before anything is loaded
     return result
 
 
 def _guide_record(guide: "Guide | None") -> Any:
-    if guide is None or not is_dataclass(guide):
-        from sage_unsloth.training.rlvr_job import recorded_guide
+    from sage_unsloth.training.rlvr_job import recorded_guide
 
+    if guide is None or not is_dataclass(guide):
         return guide and recorded_guide(guide)
-    return {"guide": type(guide).__name__} | asdict(guide)
+    record = {"guide": type(guide).__name__} | asdict(guide)
+    try:
+        json.dumps(record)
+    except TypeError:  # it holds a guide of another kind
+        return recorded_guide(guide)
+    return record
 
 
 def _jobs(

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ def plot_pass_at_k(
     """
     figure, axes = new_figure(len(panels))
     rows = []
+    models = dict.fromkeys(model for curves in panels.values() for model in curves)
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        draw_pass_at_k(axis, curves)
+        draw_pass_at_k(axis, curves, models)
         axis.set_title(title)
         rows += [
             {"panel": title, "model": model, "k": k} | vars(curve[k])
@@ -46,8 +47,9 @@ def plot_differences(
     """
     figure, axes = new_figure(len(panels))
     rows = []
+    pairs = dict.fromkeys(pair for curves in panels.values() for pair in curves)
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        draw_differences(axis, curves)
+        draw_differences(axis, curves, pairs)
         axis.set_title(title)
         rows += [
             {"panel": title, "pair": pair, "k": k} | vars(curve[k])
@@ -57,17 +59,23 @@ def plot_differences(
     return save_figure(figure, axes, path, rows, note)
 
 
-def draw_pass_at_k(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
-    styles = line_styles(curves)
+def draw_pass_at_k(
+    axis: Any, curves: Mapping[str, Mapping[int, Estimate]], models: Iterable[str] | None = None
+) -> None:
+    """Curves into a panel; `models` are those of all panels, which share their looks."""
+    styles = line_styles(models or curves)
     for model, curve in curves.items():
         draw_curve(axis, model, curve, styles[model] | {"markersize": 4})
     axis.set(xlabel="k (samples)", ylabel="pass@k", ylim=(-0.02, 1.02))
     mark_ks(axis, curves)
 
 
-def draw_differences(axis: Any, curves: Mapping[str, Mapping[int, Estimate]]) -> None:
+def draw_differences(
+    axis: Any, curves: Mapping[str, Mapping[int, Estimate]], pairs: Iterable[str] | None = None
+) -> None:
+    """Curves into a panel; `pairs` are those of all panels, which share their looks."""
     axis.axhline(0, color="#555555", linewidth=0.8)
-    styles = line_styles(curves, first=1)  # the first is what the others are compared with
+    styles = line_styles(pairs or curves, first=1)  # the first is what the others are compared with
     for pair, curve in curves.items():
         draw_curve(axis, pair, curve, styles[pair] | {"markersize": 4})
     axis.set(xlabel="k (samples)", ylabel="difference of pass@k")

@@ -6,7 +6,7 @@ from pathlib import Path
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.models.embedded import locate_model
 from sage_unsloth.models.trained import read_run, trained_in_4bit
-from sage_unsloth.models.weights import adapter_config
+from sage_unsloth.models.weights import adapter_config, model_identity
 from sage_unsloth.planning.presets import MODELS
 from sage_unsloth.prompts import PromptFormat
 from sage_unsloth.runs.files import read_json
@@ -119,4 +119,13 @@ def _checked_base(base: str | None, adapter: Path | None) -> str:
             f"an adapter needs the model that it was trained on, but {adapter} names {base!r}, "
             f"which is not there. Give MODEL+{adapter}"
         )
+    record = None if adapter is None else adapter.absolute().parent / "run.json"
+    if record is not None and record.is_file() and Path(base).is_dir():
+        # A relative path may lead to another project's model of the same name.
+        recorded = str(read_json(record).get("settings", {}).get("model", "")).rpartition(" ")[2]
+        if re.fullmatch("[0-9a-f]{12}", recorded) and recorded != model_identity(base)["weights"]:
+            raise ValueError(
+                f"an adapter needs the model that it was trained on, but {base}, which {adapter} "
+                f"names, has other weights here. Give MODEL+{adapter}"
+            )
     return base

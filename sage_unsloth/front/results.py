@@ -45,13 +45,15 @@ def evaluate(
     from sage_unsloth.evaluation.named_models import parse_model
     from sage_unsloth.sampling.engines import SamplingConfig
 
+    specs = [parse_model(text) for text in models]
+    in_4bit = any(spec.load_in_4bit for spec in specs)
     return Report(
         evaluator.evaluate_models(
-            [parse_model(text) for text in models],
+            specs,
             [evaluator.parse_benchmark(text, problems=problems) for text in benchmarks],
             folder,
             SamplingConfig(**sampling),
-            engine=evaluator.choose_engine(engine),
+            engine=evaluator.choose_engine(engine, load_in_4bit=in_4bit),
             training=training,
             against=against,
             show=print,

@@ -92,11 +92,11 @@ def kl_cov(
 
     Args:
         advantages: (B,) or (B, T).
-        old_logps: log π_old(y_t | s_t), nats, (B, T); None in the first update.
+        old_logps: log π_old(y_t | s_t), nats, (B, T); None if the trainer did not score it.
         share: of the valid tokens.
 
     Returns:
-        (B, T), or the unchanged advantages in the first update.
+        (B, T), or the unchanged advantages without `old_logps`.
 
     Raises:
         ValueError: `share` is not in (0, 1], or `coef` is negative.

@@ -163,7 +163,7 @@ def add_rehearsal(
 ) -> Iterator[None]:
     """Within this context, each training step adds `coef` times the divergence to the loss.
 
-        with rehearsed(trainer, stored, coef=0.1), guided_kl(trainer):
+        with add_rehearsal(trainer, stored, coef=0.1), guided_kl(trainer):
             trainer.train()
 
     `guided_kl` checks its gradient too. A micro-batch gets `rule.batch` completions: a problem is

@@ -80,9 +80,9 @@ def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
     return functools.partial(function, **settings) if settings else function
 
 
-def check_token_rule(text: str) -> None:
-    """Raises ValueError for an unknown rule, or for "kl-cov", which changes nothing in `rlvr`."""
-    check_updates(token_rule(text), 1)
+def check_token_rule(text: str, updates: int) -> None:
+    """Raises ValueError for an unknown rule, or for "kl-cov" with one update of each batch."""
+    check_updates(token_rule(text), updates)
 
 
 def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
@@ -91,7 +91,7 @@ def check_updates(rule: ShapeAdvantages | None, updates: int) -> None:
     if getattr(rule, "func", rule) is covariance.kl_cov and updates <= 1:
         raise ValueError(
             "'kl-cov' needs several updates of a rollout batch, because it changes nothing in the "
-            f"first, got {updates}. Use a GRPOConfig of your own with num_iterations above 1"
+            f"first, got {updates}. Set num_iterations above 1"
         )
 
 

@@ -15,7 +15,7 @@ ShapeAdvantages = Callable[..., Tensor]
 OFFERED = ("old_logps", "generator", "log_guide", "groups", "metrics")
 """Further arguments of such a function:
 
-    old_logps   log π_old of the tokens, nats, (B, T), None in the first update of a rollout batch
+    old_logps   log π_old of the tokens, nats, (B, T); None if the trainer did not score it
     generator   random numbers that a resumed run repeats
     log_guide   log q_t, (B, T), 0 outside the mask; None without a guide
     groups      a number for each completion, equal for those of one prompt, (B,); None unless a

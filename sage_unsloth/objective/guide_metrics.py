@@ -36,6 +36,7 @@ class GuideMetrics:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._last: list[float] | None = None
+        self._further: tuple[str, ...] = ()
         self.values: dict[str, float] = {}
         """Metrics of the window so far."""
         self.tokens = 0
@@ -72,11 +73,17 @@ class GuideMetrics:
         # The list written last time is gone when the trainer has logged; then a new window begins.
         # Compared by identity: a new list with equal numbers belongs to a new window.
         if self._last is not None and any(values is self._last for values in metrics.values()):
+            # A shape function may give a value in some micro-batches only.
             new = {
-                name: min(value, self._sums[name]) if name in extremes else value + self._sums[name]
-                for name, value in new.items()
+                name: min(new[name], self._sums[name])
+                if name in extremes
+                else new.get(name, 0.0) + self._sums.get(name, 0.0)
+                for name in self._sums | new
             }
+        else:
+            self._further = ()
         self._sums = new
+        self._further = tuple(dict.fromkeys((*self._further, *(further or {}))))
         # All completions of a micro-batch can be masked, when each was truncated.
         tokens, completions = max(new["tokens"], 1.0), max(new["completions"], 1.0)
         values = {} if "ref_k3" not in new else {"kl/ref_k3": new["ref_k3"] / completions}
@@ -89,7 +96,7 @@ class GuideMetrics:
                 "sage/share_touched": new["touched"] / tokens,
                 "kl/anchor_k3": new["anchor_k3"] / completions,
             }
-        for name in ("entropy", "ref_entropy", *(further or {})):
+        for name in ("entropy", "ref_entropy", *self._further):
             if name in new:
                 values[f"sage/{name}"] = new[name] / tokens
         self.values = values

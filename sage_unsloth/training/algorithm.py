@@ -7,7 +7,7 @@ from typing import Any
 from sage_unsloth.methods.advantage_rules import advantage_rule
 from sage_unsloth.methods.choices import UNDECIDED, check_choices
 from sage_unsloth.methods.rehearsal import rehearsal_rule
-from sage_unsloth.methods.token_rules import check_token_rule
+from sage_unsloth.methods.token_rules import token_rule
 from sage_unsloth.objective.loss import LOSS_TYPES
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.training.rlvr_config import RlvrConfig
@@ -66,7 +66,7 @@ class Algorithm:
         if self.loss_type not in LOSS_TYPES:
             raise ValueError(f"loss_type must be one of {LOSS_TYPES}, got {self.loss_type!r}")
         advantage_rule(self.advantages)
-        check_token_rule(self.token_advantages)
+        token_rule(self.token_advantages)  # raises for an unknown one
         rehearsal_rule(self.rehearsal)
         self._check_choices()
 

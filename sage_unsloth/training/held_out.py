@@ -32,7 +32,7 @@ from sage_unsloth.runs.processes import gather_rows, rank, wait_for_all
 from sage_unsloth.runs.progress import progress
 from sage_unsloth.runs.stopping import Terminated
 from sage_unsloth.sampling.engines import BATCH_SIZES, SamplingConfig
-from sage_unsloth.sampling.record_files import read_settings, settings_path
+from sage_unsloth.sampling.record_files import read_samples, read_settings, settings_path
 from sage_unsloth.sampling.record_sets import sample_and_grade
 from sage_unsloth.trainers.rollout_weights import digest
 from sage_unsloth.training.held_out_metrics import change_text, held_out_metrics
@@ -186,7 +186,7 @@ class HeldOut:
             )
         seconds = time.perf_counter() - started
         start = path.with_name(_records_of(0))
-        before = read_jsonl(start) if step and start.is_file() else ()
+        before = read_samples(start) if step and start.is_file() else ()
         return held_out_metrics(records, self.rows, before) | {"eval/seconds": round(seconds, 3)}
 
     def _keep_best(self, row: Mapping[str, Any]) -> None:

@@ -90,8 +90,9 @@ def brought_algorithms(rows: frozenset[str]) -> dict[str, Brought]:
 def own_code(guide: Guide | None, advantages: str, token_advantages: str = NONE) -> dict[str, str]:
     """`{"code": …}` with digests of custom guides and rules, for `run.json`; {} without any."""
     own: dict[str, Any] = {}
-    if guide is not None and not type(guide).__module__.startswith("sage_unsloth."):
-        own["guide"] = guide
+    for name, part in _parts_of_guide(guide).items():
+        if not type(part).__module__.startswith("sage_unsloth."):
+            own[name] = part
     function = advantage_rule(advantages).function
     if function not in RULES.values():
         own["advantages"] = function
@@ -99,6 +100,15 @@ def own_code(guide: Guide | None, advantages: str, token_advantages: str = NONE)
         own["token_advantages"] = token_rule(token_advantages)
     texts = (f"{name} {_digest(written)}" for name, written in own.items())
     return {"code": ", ".join(texts)} if own else {}
+
+
+def _parts_of_guide(guide: Guide | None, name: str = "guide") -> dict[str, Guide]:
+    """A guide, and those within it, by name."""
+    parts = {} if guide is None else {name: guide}
+    for key, value in getattr(guide, "__dict__", {}).items():
+        if isinstance(value, Guide) and not isinstance(value, type):
+            parts |= _parts_of_guide(value, f"{name}.{key}")
+    return parts
 
 
 def _digest(written: Any) -> str:

@@ -302,7 +302,7 @@ class RlvrConfig(StageConfig):
         # With the KL in the reward, rewards are no longer 0 or 1.
         any_reward = self.kl_in == "reward"
         check_rule(self.advantages, self.num_generations, any_reward=any_reward)
-        check_token_rule(self.token_advantages)
+        check_token_rule(self.token_advantages, self.num_iterations)
         rehearsal_rule(self.rehearsal)
         parse_arguments(self.engine_arguments)
 

@@ -13,6 +13,7 @@ from sage_unsloth.grading.total_reward import UNGRADED
 from sage_unsloth.grading.verifiers import get_verifier
 from sage_unsloth.methods.choices import check_choices
 from sage_unsloth.models.weights import model_identity
+from sage_unsloth.objective.describe import describe
 from sage_unsloth.objective.protocols import Guide
 from sage_unsloth.problems.row_weights import weighted_rows
 from sage_unsloth.training.held_out_rows import check_evaluations, split_rows
@@ -80,7 +81,8 @@ def resolve_rlvr(
 
     Args:
         model_path: folder or hub id of the model below the adapter.
-        rows: dicts with `problem` (or `messages`, a conversation), `answer`, and `gold` if the
+        rows: dicts with `problem`, optionally `messages` (a conversation that ends in the problem,
+            which is then the prompt), `answer`, and `gold` if the
             verifier compares with something else; other columns are passed to rewards.
         folder: gets `adapter/` (`model/` after full fine-tuning; complete or absent),
             `checkpoints/` while training, `metrics.jsonl`, `completions.jsonl` and
@@ -191,12 +193,14 @@ def recorded_guide(guide: Guide | None) -> str:
     """A guide for `run.json`: its repr, or class and attributes if the repr is an address.
 
     Sets are sorted, because their order differs between processes, and the run could not be
-    resumed.
+    resumed. So does an address of something within the guide; then only its settings are taken.
     """
     if guide is None or type(guide).__repr__ is not object.__repr__:
-        return repr(guide)
-    attributes = {
-        name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-        for name, value in vars(guide).items()
-    }
-    return f"{type(guide).__qualname__} {attributes}"
+        text = repr(guide)
+    else:
+        attributes = {
+            name: sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+            for name, value in vars(guide).items()
+        }
+        text = f"{type(guide).__qualname__} {attributes}"
+    return describe(guide) if " at 0x" in text else text

@@ -172,11 +172,15 @@ def _as_options(content: Mapping[str, Any], prefix: str = "") -> list[str]:
             words += [word for reward in _as_list(value) for word in (option, reward)]
         elif name in ("columns", "tags"):
             words += [option, *_as_list(value)]
-        elif value is True and name in ("smoke", "force", "allow-unconfined", "allow_unconfined"):
-            words.append(option)
-        elif value is not False or name not in ("smoke", "force"):
+        elif isinstance(value, bool) and name.replace("_", "-") in FLAGS:
+            words += [option] * value
+        else:
             words += [option, ",".join(value) if isinstance(value, list) else f"{value}"]
     return words
+
+
+FLAGS = ("smoke", "force", "allow-unconfined")
+"""Options without a value."""
 
 
 def _as_list(value: Any) -> list[str]:

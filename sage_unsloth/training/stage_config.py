@@ -12,9 +12,9 @@ from sage_unsloth.runs.settings import DATA, MODEL, OPTIMISER, SAVING, setting
 class StageConfig:
     """How a model is loaded, prompted and optimised, in either stage."""
 
-    lr_scheduler_type: Literal[
-        "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr"
-    ] = setting("linear", "learning rate schedule after the peak", OPTIMISER, trainer=True)
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = setting(
+        "linear", "learning rate schedule after the peak", OPTIMISER, trainer=True
+    )
     optim: str = setting(
         "auto",
         "optimizer, as transformers names it; auto: adamw_8bit on a GPU, else adamw_torch",

@@ -47,6 +47,16 @@ def test_values_by_hand():
     assert logged == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_value_of_some_micro_batches_is_kept():
+    """A shape function may add one only where it did something."""
+    credit = torch.tensor([[1.0, -2, 0], [1, 0, 0]])
+    for order in ((credit, None), (None, credit)):
+        metrics, logged = GuideMetrics(), defaultdict(list)
+        for value in order:
+            last = add(metrics, logged, credit=value)
+        assert last["sage/credit_abs"] == pytest.approx(4.0 / 10)
+
+
 def test_a_guide_below_one_touches_its_tokens():
     logged = add(GuideMetrics(), defaultdict(list), log_guide=torch.full((2, 3), -0.2))
     assert logged["sage/share_touched"] == 1.0

@@ -10,6 +10,7 @@ from sage_unsloth.methods.composed import with_methods
 from sage_unsloth.methods.covariance import clip_cov, kl_cov
 from sage_unsloth.methods.token_rules import check_token_rule, token_rule, updates_of_batch
 from sage_unsloth.objective.guides import RandomGuide
+from sage_unsloth.training.rlvr_config import RlvrConfig
 
 
 def test_a_rule_by_name_has_its_settings():
@@ -37,7 +38,11 @@ def test_a_rule_by_name_has_its_settings():
 )
 def test_what_a_run_cannot_use_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        check_token_rule(text)
+        check_token_rule(text, 1)
+
+
+def test_a_rule_of_later_updates_needs_them():
+    assert RlvrConfig(token_advantages="kl-cov", num_iterations=2).num_iterations == 2
 
 
 @pytest.mark.usefixtures("unsloth_module")

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from sage_unsloth.__main__ import main
+from sage_unsloth.methods.adaptive import AdaptiveGuide
 from sage_unsloth.methods.advantage_rules import advantage_rule
+from sage_unsloth.quickstart import _guide_record
 from sage_unsloth.runs.record import refuse_other_settings
 from sage_unsloth.training import algorithms
 from sage_unsloth.training.algorithms import ALGORITHMS, algorithm_list, get_algorithm
 from sage_unsloth.training.own_algorithms import brought_algorithms, own_code
 from sage_unsloth.training.recipes import run_rlvr
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.rlvr_job import recorded_guide
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -121,6 +124,8 @@ def test_code_of_ones_own_is_recorded_by_its_file(here):
     assert re.fullmatch(r"guide [0-9a-f]{16}, advantages [0-9a-f]{16}", before["code"])
     with Path(f"{here[1]}.py").open("a") as file:
         file.write("\n# changed\n")
+    within = own_code(AdaptiveGuide(lift.guide, 0.01), "grpo")
+    assert within["code"].startswith("guide.guide "), "within one of this package"
     after = own_code(lift.guide, f"{here[1]}:first_success")
     assert after["code"].split(",")[0] == before["code"].split(",")[0] and after != before
     with pytest.raises(ValueError, match="code was"):
@@ -156,3 +161,18 @@ def test_the_recipe_trains_and_resumes_with_the_same_code_alone(here, unsloth_mo
         file.write("\n# changed\n")
     assert main([*words, f"advantages={here[1]}:first_success"]) == 2
     assert "code was" in capsys.readouterr().err
+
+
+class Plain:
+    """A guide as docs/guides.md has it, without `__repr__`."""
+
+    needs = frozenset()
+
+    def log_guide(self, signals, *, step, max_steps, generator=None):
+        return signals.mask * 0.1
+
+
+def test_a_plain_guide_within_another_has_the_same_record_in_every_process():
+    record = recorded_guide(AdaptiveGuide(Plain(), 0.01))
+    assert " at 0x" not in record and "Plain()" in record
+    json.dumps(_guide_record(AdaptiveGuide(Plain(), 0.01)))
