@@ -284,6 +284,15 @@ def test_the_page_says_what_the_guide_did():
         ("fork-twin", 1.0, "pass@32"),
     ):
         assert signed(pairs[dialect][beta][name]) in page, (dialect, beta, name)
+    again = {pair["algorithm"]: pair for pair in report["fork-again"]["pairs"]}
+    for algorithm, name in (
+        ("sage-branch", "pass@1"),
+        ("sage-branch", "pass@32"),
+        ("sage-branch-exact", "pass@1"),
+        ("sage-branch-exact", "pass@32"),
+        ("sage-branch-exact", line),
+    ):
+        assert signed(again[algorithm][name]) in page, (algorithm, name)
     for dialect in pairs:
         needed = f"{read_json(DOSES)[dialect]['needed_beta']:.2f}".removeprefix("0")
         assert needed in page.partition("The dose distinguishes")[2]
