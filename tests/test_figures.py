@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from sage_unsloth.evaluation.figures import plot_pass_at_k
+from sage_unsloth.evaluation.intervals import Estimate
 from sage_unsloth.figures import (
     COLOURS,
     COLUMNS,
@@ -137,3 +140,18 @@ def test_no_other_module_has_a_table_of_colours(room):
             continue
         assert set(re.findall(r'"(#[0-9A-Fa-f]{6})"', text)) <= greys, file
         assert "prop_cycle" not in text and "COLOURS[" not in text, file
+
+
+def test_a_model_looks_the_same_in_all_panels_and_every_one_is_in_the_legend(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *others, **more: saved.append(figure))
+    curve = {k: Estimate(0.5, 0.4, 0.6) for k in (1, 2)}
+    panels = {"x": dict.fromkeys("ab", curve), "y": dict.fromkeys("bac", curve)}
+    plot_pass_at_k(panels, tmp_path / "f.png", "note")
+    (figure,) = saved
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    looks = [
+        {line.get_label(): line.get_color() for line in axis.lines if len(line.get_label()) == 1}
+        for axis in figure.axes
+    ]
+    assert looks[0]["a"] == looks[1]["a"] != looks[0]["b"] == looks[1]["b"]

@@ -8,6 +8,7 @@ import pytest
 from sage_unsloth.evaluation.loading import ModelSpec
 from sage_unsloth.evaluation.named_models import parse_model
 from sage_unsloth.models.embedded import BASE_MODEL, data_folder
+from sage_unsloth.models.weights import model_identity
 from sage_unsloth.planning.presets import MODELS
 
 BASE = data_folder() / BASE_MODEL
@@ -124,4 +125,19 @@ def test_names_that_lead_nowhere(folder):
         "grpo+grpo/adapter": "a model has one adapter at a time",
     }.items():
         with pytest.raises(ValueError, match=message):
+            parse_model(f"x={text}")
+
+
+def test_a_path_that_leads_to_another_projects_model_is_refused(folder, monkeypatch):
+    trained_on = f"model {model_identity(BASE)['weights']}"
+    run(folder / "a" / "grpo", "rlvr", "runs/sft", "adapter", model=trained_on)
+    for project in ("a", "b"):
+        shutil.copytree(BASE, folder / project / "runs" / "sft")
+    config = folder / "b" / "runs" / "sft" / "config.json"
+    config.write_text(config.read_text() + " ")  # another model
+    monkeypatch.chdir(folder / "a")
+    assert parse_model("x=grpo") == spec("runs/sft", "grpo/adapter")
+    monkeypatch.chdir(folder / "b")
+    for text in ("../a/grpo", "../a/grpo/adapter"):
+        with pytest.raises(ValueError, match=r"has other weights here. Give MODEL\+\.\./a/grpo"):
             parse_model(f"x={text}")

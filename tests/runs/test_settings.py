@@ -197,3 +197,11 @@ def test_a_record_repeats_its_run(tmp_path):
     parsed = make_parser().parse_args(again)
     assert (parsed.start, parsed.rewards, parsed.out) == ("m", ["answer"], "runs/b")
     assert replace(RlvrConfig(), **parse_settings(parsed.settings, RlvrConfig)) == config
+
+
+def test_options_without_a_value_are_switched_by_a_file(tmp_path):
+    for value, expected in (("true", ["--allow-unconfined"]), ("false", [])):
+        (tmp_path / "a.yaml").write_text(f"allow_unconfined: {value}\nsmoke: {value}\n")
+        words = expand_config(["train", "--config", str(tmp_path / "a.yaml")])
+        assert [word.replace("_", "-") for word in words if "unconfined" in word] == expected
+        assert make_parser().parse_args([*words, "--from", "m"]).smoke is bool(expected)

@@ -103,6 +103,23 @@ def test_a_second_call_runs_what_failed_or_was_not_reached(go, monkeypatch):
     assert started == ["bad", "fine"]
 
 
+def test_a_second_call_that_is_stopped_keeps_what_it_did_not_reach(go, monkeypatch):
+    checks = planted("bad"), planted("crashes"), planted("fine")
+    go(*checks)
+    real = run.run_in_process
+
+    def stop_at_the_second(check, seconds):
+        if check.name == "crashes":
+            raise KeyboardInterrupt
+        return real(check, seconds)
+
+    monkeypatch.setattr(run, "run_in_process", stop_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        go(*checks)
+    found = json.loads(Path("selftest.json").read_text())["findings"]
+    assert [row["check"] for row in found] == ["bad", "fine"]
+
+
 def test_other_versions_are_another_record(go, monkeypatch):
     go(planted("fine"))
     monkeypatch.setattr(run, "machine", lambda: {"device": "another"})
