@@ -74,9 +74,16 @@ def token_rule(text: str | ShapeAdvantages | None) -> ShapeAdvantages | None:
             f"module:function, got {text!r}"
         )
     # The first two parameters are the signals and the advantages.
-    known = [*inspect.signature(function).parameters][2:]
-    known = [parameter for parameter in known if parameter not in OFFERED]
-    settings = rule_settings(texts, known, f"token_advantages={name!r}")
+    parameters = [*inspect.signature(function).parameters.values()][2:]
+    own = {one.name: one for one in parameters if one.name not in OFFERED}
+    settings = rule_settings(texts, [*own], f"token_advantages={name!r}")
+    for one in own.values():
+        named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if named and one.default is one.empty and one.name not in settings:
+            raise ValueError(
+                f"each parameter of {name} without a default must be set, got none for "
+                f"{one.name!r}. Add it: {name},{one.name}=VALUE"
+            )
     return functools.partial(function, **settings) if settings else function
 
 

@@ -41,6 +41,15 @@ def test_what_a_run_cannot_use_is_refused(text, message):
         check_token_rule(text, 1)
 
 
+def test_a_parameter_without_a_default_must_be_set(tmp_path, monkeypatch):
+    (tmp_path / "fading.py").write_text("def fade(signals, advantages, strength, old_logps): ...")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="got none for .strength"):
+        token_rule("fading:fade")
+    assert token_rule("fading:fade,strength=0.5").keywords == {"strength": 0.5}
+
+
 def test_a_rule_of_later_updates_needs_them():
     assert RlvrConfig(token_advantages="kl-cov", num_iterations=2).num_iterations == 2
 
