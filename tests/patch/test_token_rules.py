@@ -45,7 +45,7 @@ def test_a_parameter_without_a_default_must_be_set(tmp_path, monkeypatch):
     (tmp_path / "fading.py").write_text("def fade(signals, advantages, strength, old_logps): ...")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match="got none for .strength"):
+    with pytest.raises(ValueError, match="got none for 'strength'"):
         token_rule("fading:fade")
     assert token_rule("fading:fade,strength=0.5").keywords == {"strength": 0.5}
 
