@@ -23,10 +23,12 @@ from sage_unsloth.training.outcomes import (
     advice,
     evaluation_command,
     finished_text,
+    training_command,
     training_curve_rows,
     verifier_options,
 )
 from sage_unsloth.training.rlvr_config import RlvrConfig
+from sage_unsloth.training.sft_config import SftConfig
 from sage_unsloth.training.sft_recipe import out_of_format
 from sage_unsloth.training.starting import StartingPoint, model_path
 
@@ -69,6 +71,22 @@ def test_it_grades_by_the_verifier_of_the_run():
     )
     assert found.verifier == "number:0.01" and not found.allow_unconfined
     assert verifier_options(None) == []
+
+
+def test_a_hub_set_of_a_known_name_is_evaluated_as_ones_own():
+    columns = Columns(answer_pattern="#### (.+)")
+    point = StartingPoint(TINY, "runs/sft/model")
+    found = parsed(
+        point, embedded_settings.RLVR, data="openai/gsm8k:main", columns=columns
+    ).benchmarks
+    assert found == ["own-gsm8k=openai/gsm8k:main"]
+
+
+def test_training_reads_the_split_that_sft_read():
+    text = training_command(
+        Path("runs/sft"), SftConfig(), 2048, data="o/n", columns=Columns(split="cot")
+    )
+    assert text.partition("--data ")[2].startswith("o/n --split cot")
 
 
 def test_after_sft_that_taught_nothing_comes_no_training():
