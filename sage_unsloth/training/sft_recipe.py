@@ -158,7 +158,7 @@ def run_sft(
         config,
         sft_config(preset).max_length,
         smoke=smoke,
-        data=own if answered else None,  # RL needs answers
+        data=own,
         columns=columns,
         verifier=verifier_options(checker, allow_unconfined=allow_unconfined),
     )
